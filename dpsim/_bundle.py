@@ -1,4 +1,4 @@
-"""Where calibrate/, dashboard/ and traces/ lie: inside the wheel, or beside dpsim/ in a checkout."""
+"""Where calibrate/, dashboard/ and traces/ lie: in the wheel, or beside dpsim/ in a checkout."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
 """The errors of dpsim. A message says where, which rule, the value got, and what to do.
 
-    DpsimError
-    |-- InputError (ValueError)         a file, flag or argument is wrong      exit 2
-    |   |-- UnknownNameError            a name that no registry or folder has  exit 2
-    |   |-- FormatVersionError          a file of another version              exit 2
-    |   `-- MissingProfileError         no such hardware profile               exit 3
-    |-- InfeasibleError (ValueError)    the scenario cannot run as asked       exit 5
-    |-- CaptureError (RuntimeError)     a model could not be traced            exit 2
-    |-- MissingExtraError (ImportError) an optional part is not installed      exit 2
-    `-- SimulationError (RuntimeError)  the simulation could not finish        exit 1
-        `-- DeadlockError               nothing can happen, but work is left   exit 1
+DpsimError
+|-- InputError (ValueError)         a file, flag or argument is wrong      exit 2
+|   |-- UnknownNameError            a name that no registry or folder has  exit 2
+|   |-- FormatVersionError          a file of another version              exit 2
+|   `-- MissingProfileError         no such hardware profile               exit 3
+|-- InfeasibleError (ValueError)    the scenario cannot run as asked       exit 5
+|-- CaptureError (RuntimeError)     a model could not be traced            exit 2
+|-- MissingExtraError (ImportError) an optional part is not installed      exit 2
+`-- SimulationError (RuntimeError)  the simulation could not finish        exit 1
+    `-- DeadlockError               nothing can happen, but work is left   exit 1
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class DpsimError(Exception):
@@ -39,11 +40,16 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
+        self._arguments = (kind, name, names, hint)
         close = difflib.get_close_matches(name, names, n=1)
         guess = f" Did you mean '{close[0]}'?" if close else ""
         tail = f" {hint}" if hint else ""
         listed = ", ".join(names) if names else "none"
         super().__init__(f"no {kind} '{name}'; known: {listed}.{guess}{tail}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again, so that it survives the way back from a worker process."""
+        return type(self), self._arguments
 
 
 class FormatVersionError(InputError):
@@ -80,9 +86,14 @@ class MissingExtraError(DpsimError, ImportError):
     exit_code = 2
 
     def __init__(self, task: str, extra: str) -> None:
+        self._arguments = (task, extra)
         super().__init__(
             f"{task} needs the extra '{extra}'. Install it with: pip install 'dpsim-train[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again, so that it survives the way back from a worker process."""
+        return type(self), self._arguments
 
 
 class SimulationError(DpsimError, RuntimeError):

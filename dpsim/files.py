@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from dpsim.errors import FormatVersionError, InputError, MissingProfileError, Un
 from dpsim.hardware import HardwareProfile, Network
 from dpsim.workload import Workload
 
-T = TypeVar("T")
+T = TypeVar("T", Workload, HardwareProfile, Network)
 
 FORMATS: dict[type, tuple[str, int]] = {
     Workload: (workload.FORMAT, workload.VERSION),
@@ -52,21 +52,27 @@ def find(kind: type[T], name: str) -> T:
         MissingProfileError: The same, for a hardware profile.
         InputError: The file cannot be read as this record.
     """
-    shipped = bundled(FOLDERS[kind]) / f"{name}.json"
-    if shipped.is_file() and "/" not in name:
-        return _load_shipped(kind, shipped)
-    if name.endswith(".json") or "/" in name or Path(name).is_file():
+    if name in names(kind):
+        path = bundled(FOLDERS[kind]) / f"{name}.json"
+        shipped: T = _load_shipped(kind, path)  # type: ignore[arg-type]  # see _adapter
+        return shipped
+    if name.endswith(".json") or "/" in name or _is_file(name):
         return load(kind, Path(name))
-    error = UnknownNameError(
-        KINDS[kind], name, names(kind), "A path to a .json file works too."
-    )
+    error = UnknownNameError(KINDS[kind], name, names(kind), "A path to a .json file works too.")
     if kind is HardwareProfile:
         raise MissingProfileError(str(error))
     raise error
 
 
-@lru_cache(maxsize=64)
-def _load_shipped(kind: type[T], path: Path) -> T:
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # a name longer than the file system takes
+        return False
+
+
+@cache
+def _load_shipped(kind: type[Any], path: Path) -> Any:
     return load(kind, path)
 
 
@@ -92,6 +98,8 @@ def load(kind: type[T], path: Path) -> T:
             f"{path}: must be JSON, but line {problem.lineno} column {problem.colno} says: "
             f"{problem.msg}. Is the file complete?"
         ) from None
+    except (ValueError, RecursionError) as problem:  # a number of 5000 digits, 5000 open brackets
+        raise InputError(f"{path}: must be JSON, but {problem}. Check the path.") from None
     return parse(kind, data, str(path))
 
 
@@ -113,14 +121,23 @@ def parse(kind: type[T], data: Any, where: str) -> T:
     if kind is Workload:
         body = _rows_from_columns(body, where)
     try:
-        return _adapter(kind).validate_python(body)
+        value: T = _adapter(kind).validate_python(body)  # type: ignore[arg-type]
     except ValidationError as problem:
         raise InputError(f"{where}: {explain(problem)}") from None
+    return value
 
 
 def save(value: Any, path: Path) -> None:
-    """Write a record as JSON that `load` reads back to an equal record."""
-    path.write_text(dumps(value), encoding="utf-8")
+    """Write a record as JSON that `load` reads back to an equal record.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    try:
+        path.write_text(dumps(value), encoding="utf-8")
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise InputError(f"{path}: cannot be written ({reason}). Check the path.") from None
 
 
 def dumps(value: Any) -> str:
@@ -143,6 +160,8 @@ def explain(problem: ValidationError) -> str:
         return f"{key} is missing{more}. Add it, or make the file again."
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{key} is not a known key{more}. Remove it, or update dpsim."
+    if fault["type"] == "value_error":  # our own rule, which says what it got
+        return f"{key}: {message}{more}. Correct the value."
     return f"{key}: {message}, got {_brief(fault['input'])}{more}. Correct the value."
 
 
@@ -164,8 +183,9 @@ def _check_version(version: Any, current: int, where: str) -> None:
         )
 
 
-@lru_cache(maxsize=8)
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    # mypy compares a class's own __hash__ with Hashable, not its metaclass's
     return TypeAdapter(kind)
 
 
@@ -204,9 +224,15 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
         for suffix in (("_fixed", "_per_sample") if key in ("flops", "bytes_moved") else ("",))
     ]
     if not isinstance(columns, dict) or sorted(columns) != sorted(wanted):
-        raise InputError(f"{where} must have the columns {', '.join(wanted)}. Make the file again.")
-    if any(not isinstance(column, list) for column in columns.values()):
-        raise InputError(f"{where}: every column must be a list. Make the file again.")
+        got = ", ".join(columns) if isinstance(columns, dict) else _brief(columns)
+        raise InputError(
+            f"{where}: must have the columns {', '.join(wanted)}, got {got}. Make the file again."
+        )
+    for key, column in columns.items():
+        if not isinstance(column, list):
+            raise InputError(
+                f"{where}.{key}: must be a list, got {_brief(column)}. Make the file again."
+            )
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise InputError(
@@ -236,8 +262,9 @@ def _rows_from_columns(body: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(body.get("optimizers"), list):
         body["optimizers"] = [
             {**o, "ops": _rows(o.get("ops"), f"{where}: optimizers.{i}.ops")}
-            for i, o in enumerate(body["optimizers"])
             if isinstance(o, dict)
+            else o
+            for i, o in enumerate(body["optimizers"])
         ]
     return body
 

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from typing import Generic, TypeVar
 
-from dpsim.errors import UnknownNameError
+from dpsim.errors import InputError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -26,9 +26,18 @@ class Registry(Generic[T]):
         self._objects: dict[str, T] = {}
 
     def add(self, value: T) -> T:
-        """Register `value` under the name of the module that defines it; usable as a decorator."""
-        module = value.__module__ if hasattr(value, "__module__") else type(value).__module__
-        self._objects[module.rpartition(".")[2].replace("_", "-")] = value
+        """Register `value` under the name of the module that defines it; usable as a decorator.
+
+        Raises:
+            InputError: The module has registered another object.
+        """
+        name = value.__module__.rpartition(".")[2].replace("_", "-")
+        other = self._objects.setdefault(name, value)
+        if other is not value:
+            raise InputError(
+                f"{value.__module__}: must register one {self._kind}, got {_label(other)} and "
+                f"{_label(value)}. Move one to a file of its own."
+            )
         return value
 
     def names(self) -> list[str]:
@@ -45,14 +54,24 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: No such file; the message lists those that exist.
+            InputError: The file registers nothing.
         """
         if name not in self.names():
             raise UnknownNameError(self._kind, name, self.names())
         if name not in self._objects:
             importlib.import_module(f"{self._package}.{name.replace('-', '_')}")
+        if name not in self._objects:
+            raise InputError(
+                f"{self._package}.{name.replace('-', '_')}: must register one {self._kind}, "
+                "got none. Decorate its object."
+            )
         return self._objects[name]
 
     def summary(self, name: str) -> str:
         """Return the first line of the module's docstring: the help text of the plug-in."""
         module = importlib.import_module(f"{self._package}.{name.replace('-', '_')}")
-        return (module.__doc__ or "").strip().splitlines()[0]
+        return (module.__doc__ or "").strip().partition("\n")[0]
+
+
+def _label(value: object) -> str:
+    return getattr(value, "__name__", repr(value))

@@ -5,7 +5,7 @@ Bad values are refused in files, in Python calls and in `dataclasses.replace`.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar, dataclass_transform
+from typing import Annotated, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -31,4 +31,5 @@ Name = Annotated[str, Field(min_length=1)]
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def record(cls: type[T]) -> type[T]:
     """Return `cls` as a frozen, keyword-only dataclass whose fields are checked."""
-    return pydantic_dataclass(cls, frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+    config = ConfigDict(extra="forbid")
+    return cast("type[T]", pydantic_dataclass(cls, frozen=True, kw_only=True, config=config))

@@ -76,4 +76,7 @@ def format_rate(bytes_per_s: float) -> str:
     >>> format_rate(12e9)
     '12 GB/s'
     """
-    return "unlimited" if math.isinf(bytes_per_s) else f"{bytes_per_s / GB:.3g} GB/s"
+    if math.isinf(bytes_per_s):
+        return "unlimited"
+    rate = bytes_per_s / GB
+    return f"{rate:.0f} GB/s" if rate >= 1e3 else f"{rate:.3g} GB/s"
