@@ -19,7 +19,7 @@ class DataParallelOptions:
     output_device: int = 0  # position in device_ids; -1: the CPU
     loss_in_forward: bool = False
     nccl: bool = True  # False: builds without NCCL copy instead
-    evaluation: bool = False  # forward only, no graph
+    keep_replicas: bool = False  # replicas made once: parallel_apply alone, forward only
     input_on: Literal["gpu", "cpu"] = "gpu"  # does the batch go to GPU 0 first?
     dim: Count = 0
 
@@ -59,10 +59,12 @@ class Scenario:
     mode: Name = "single"
     gpus: PositiveCount = 1
     nodes: PositiveCount | None = None  # None: as few as hold the GPUs
-    batch: PositiveCount = 32  # global
+    batch: PositiveCount = 32  # global, one micro-step
+    scaling: Literal["strong", "weak"] = "strong"  # one GPU to compare with: batch, or batch / gpus
     precision: Precision = "fp32"
     optimizer: Name = "momentum"
     optimizer_implementation: Literal["foreach", "fused", "for-loop"] = "foreach"
+    evaluation: bool = False  # forward only, no graph
     set_to_none: bool = True  # zero_grad's default
     accumulation: PositiveCount = 1  # micro-steps an optimizer step
     sync: SyncPoint = "item-after-step"

@@ -13,9 +13,10 @@ NO_SPAN = -1
 class Recorder:
     """Collects spans. While it is off, recording costs nothing and returns `NO_SPAN`."""
 
-    def __init__(self) -> None:
-        """Start off, empty."""
-        self.on = False
+    def __init__(self, *, on: bool = True) -> None:
+        """Start empty."""
+        self.on = on
+        self._codes: dict[int, tuple[tuple[str, ...], Int64]] = {}
         self._tracks: list[Track] = []
         self._names: dict[str, int] = {}
         self._blocks: list[tuple[int, int, Int64, Int64, Int64, Int64, int]] = []
@@ -31,8 +32,12 @@ class Recorder:
         return self._names.setdefault(text, len(self._names))
 
     def codes(self, texts: tuple[str, ...]) -> Int64:
-        """Return the codes of several names, as int64."""
-        return np.array([self.name(text) for text in texts], dtype=np.int64)
+        """Return the codes of several names, as int64; the same tuple is looked up once."""
+        kept = self._codes.get(id(texts))
+        if kept is None or kept[0] is not texts:
+            kept = (texts, np.array([self.name(text) for text in texts], dtype=np.int64))
+            self._codes[id(texts)] = kept
+        return kept[1]
 
     def span(
         self, track: int, phase: Phase, name: str, start: int, end: int, cause: int, nbytes: int = 0
