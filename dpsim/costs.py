@@ -8,9 +8,7 @@ Leaves out: cache hits between ops, tile quantisation, clock changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +27,6 @@ HALF = 0.5
 """float16 and bfloat16 take half the bytes of float32."""
 DEFAULT_SHARE = 0.7
 """Share of peak for a class without table: between the 0.5 and 0.85 that large kernels reach."""
-HostKind = Literal["python", "engine", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +56,16 @@ class Columns:
 CLASSES = tuple(OpClass)
 
 
-@lru_cache(maxsize=256)
-def _columns_by_identity(key: int, ops: _Held) -> Columns:
-    del key
-    return _fold(ops.ops)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Ops that hash by identity: hashing thousands of records costs more than folding them."""
-
-    ops: tuple[Op, ...] = field(hash=False)
-    identity: int
-
-    def __hash__(self) -> int:
-        return self.identity
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.ops is other.ops
+_FOLDED: dict[int, tuple[tuple[Op, ...], Columns]] = {}
+"""By identity of the tuple, which is kept alive: hashing thousands of records costs more."""
 
 
 def columns(ops: tuple[Op, ...]) -> Columns:
     """Return ops as columns; the same tuple is converted once."""
-    return _columns_by_identity(id(ops), _Held(ops, id(ops)))
+    kept = _FOLDED.get(id(ops))
+    if kept is None:
+        kept = _FOLDED[id(ops)] = (ops, _fold(ops))
+    return kept[1]
 
 
 def _fold(ops: tuple[Op, ...]) -> Columns:

@@ -1,0 +1,280 @@
+"""DistributedDataParallel: one process for each GPU, buckets all-reduced during backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpsim.collectives import Call
+from dpsim.engine import Cluster, Communicator, Mark, Program, Run, Slowdown, latest
+from dpsim.engine.recurrence import SPEED_UNITS
+from dpsim.errors import InfeasibleError
+from dpsim.schedules._buckets import Bucket, buckets, rebuild_iteration
+from dpsim.schedules._packing import DDP_BROADCAST_BYTES, close_when_full, spread_batch
+from dpsim.schedules._registry import SCHEDULES
+from dpsim.schedules._runs import CAST_BYTES, Hook, merge
+from dpsim.schedules._worker import Worker, copy_hook
+from dpsim.timeline import Phase
+
+INDEX_BYTES = 4
+"""One int32 for each parameter: bucket indexes at a rebuild, the map of used parameters."""
+LEAST_SPEED = SPEED_UNITS // 4
+"""However many channels a collective has, compute keeps a quarter of the multiprocessors."""
+HALF_BYTES = 2
+
+
+@SCHEDULES.add
+def ring(cluster: Cluster) -> None:
+    """Start one program for each class of ranks that cannot differ.
+
+    Source: torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp,
+    ProcessGroupNCCL.
+
+    Raises:
+        InfeasibleError: Some rank would get no samples.
+    """
+    classes = rank_classes(cluster)
+    group = Communicator(
+        cluster, range(cluster.scenario.gpus), cluster.machine.nodes, cluster.scenario.ring.all_reduce
+    )
+    for c in classes:
+        replica = Replica(cluster, c, group, parties=len(classes))
+        cluster.start(replica.program(), f"rank {c.rank}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClass:
+    """Ranks with the same batch and speed: they do the same at the same time."""
+
+    rank: int  # the first of them
+    count: int
+    batch: int
+
+
+def rank_classes(cluster: Cluster) -> list[RankClass]:
+    """Return the classes of ranks of a scenario, by first rank.
+
+    Raises:
+        InfeasibleError: Fewer samples than ranks, or a split or a straggler that does not fit.
+    """
+    scenario = cluster.scenario
+    batches = scenario.split or spread_batch(scenario.batch, scenario.gpus)
+    if len(batches) != scenario.gpus or 0 in batches:
+        raise InfeasibleError(
+            f"every rank needs a sample in mode '{scenario.mode}', got batch {scenario.batch} for "
+            f"{scenario.gpus} GPUs. Raise --batch to {scenario.gpus} or more."
+        )
+    machine = cluster.machine
+    sizes = {rank: len(machine.ranks_on(machine.node_of(rank))) for rank in _first_of_nodes(cluster)}
+    members: dict[tuple[int, float, int], list[int]] = {}
+    straggle = dict(scenario.stragglers)
+    for node_first, size in sizes.items():
+        for rank in range(node_first, node_first + size):
+            key = (batches[rank], straggle.get(rank, 1.0), size)
+            members.setdefault(key, []).append(rank)
+    return [
+        RankClass(rank=ranks[0], count=len(ranks), batch=batch)
+        for (batch, _, _), ranks in members.items()
+    ]
+
+
+def _first_of_nodes(cluster: Cluster) -> list[int]:
+    machine = cluster.machine
+    return [machine.ranks_on(node).start for node in range(machine.nodes)]
+
+
+class Replica(Worker):
+    """One rank of DDP: a worker with a communication stream."""
+
+    def __init__(
+        self, cluster: Cluster, ranks: RankClass, group: Communicator, *, parties: int
+    ) -> None:
+        """Take a class of ranks, and the group they all belong to."""
+        super().__init__(cluster, ranks.rank, ranks.batch, ranks.count)
+        self.options = self.scenario.ring
+        self.group = group
+        self.parties = parties
+        self.leads = ranks.rank == 0
+        self.comm = cluster.stream(ranks.rank, "comm", ranks.count)
+        self.label = f"rank {ranks.rank}"
+        self.speed = self._compute_speed()
+        self.buffer_buckets = [
+            sum(self.runs.wire_bytes(t) for t in bucket)
+            for dtype in dict.fromkeys(b.dtype for b in self.workload.buffers)
+            for bucket in close_when_full(
+                [b for b in self.workload.buffers if b.dtype == dtype],
+                self.runs.wire_bytes,
+                [DDP_BROADCAST_BYTES],
+            )
+        ]
+        self.meetings = 0
+        self.marks: list[Mark] = []
+
+    def _compute_speed(self) -> int:
+        """Return the speed of compute beside a collective: one CTA a channel takes an SM.
+
+        Leaves out: contention for memory bandwidth.
+        """
+        if self.group.fabric.ranks < 2:
+            return SPEED_UNITS
+        taken = self.group.fabric.channels / self.cluster.machine.profile.device.multiprocessors
+        return max(LEAST_SPEED, SPEED_UNITS - round(SPEED_UNITS * taken))
+
+    def program(self) -> Program:
+        """Run the training loop."""
+        for iteration in range(1, self.cluster.iterations + 1):
+            for micro_step in range(self.scenario.accumulation):
+                yield from self._micro_step(iteration, micro_step)
+            if not self.scenario.evaluation:
+                self.optimizer()
+            self.finish()
+
+    def _micro_step(self, iteration: int, micro_step: int) -> Program:
+        self.begin(iteration)
+        if micro_step == 0:  # DDP skips both in a forward that follows a no_sync one
+            if iteration == rebuild_iteration(self.options) and not self.scenario.evaluation:
+                yield from self._rebuild(iteration)
+            if self.options.broadcast_buffers:
+                yield from self._sync_buffers(iteration)
+        self.forward()
+        if self.scenario.evaluation:
+            return
+        keeps = self.keeps_gradients(micro_step)
+        if micro_step + 1 < self.scenario.accumulation:  # inside no_sync
+            self.whole_backward(accumulate=keeps)
+            return
+        if self.options.find_unused_parameters:
+            nodes = len(self.workload.backward)
+            self.main.work(
+                Phase.BUCKET, "search graph", self.host.ns(self.host.host.allocation_s, nodes)
+            )
+        yield from self._backward(iteration, accumulate=keeps)
+
+    # Collectives
+
+    def _collective(self, iteration: int, call: Call, phase: Phase, ready: Mark) -> Program:
+        """Put a collective on the comm stream, where it starts when all ranks are there."""
+        begin = latest(self.comm.tail, ready)
+        self.meetings += 1
+        key = f"{call.collective} {self.meetings} ({call.nbytes} bytes)"
+        last: Mark = yield self.cluster.meet(key, self.parties, begin, self.label)
+        end = last.at + self.group.cost_ns(call)
+        self.comm.until(phase, call.collective, Mark(begin.at, last.span), end, call.nbytes)
+        if self.leads:
+            self.group.account(iteration, call)
+
+    def _rebuild(self, iteration: int) -> Program:
+        """Broadcast the bucket order from rank 0, and wait for it: once."""
+        nbytes = INDEX_BYTES * len(self.workload.parameters)
+        call = Call(collective="broadcast", nbytes=nbytes)
+        self.main.work(Phase.BUCKET, "rebuild", self.host.ns(self.host.host.collective_s))
+        yield from self._collective(iteration, call, Phase.BUCKET, self.main.now)
+        self.compute.wait(self.comm.tail)
+        self.item("rebuild")
+
+    def _sync_buffers(self, iteration: int) -> Program:
+        """Broadcast the buffers of rank 0, then copy them back one by one."""
+        host = self.host.host
+        for nbytes in self.buffer_buckets:
+            self.main.work(Phase.BUFFERS, "cat", self.host.ns(host.launch_free_s))
+            duration = self.device.memory_ns(2 * nbytes, self.straggle)
+            self.compute.op(Phase.BUFFERS, "cat", self.main.now, duration)
+            self.main.work(Phase.BUFFERS, "broadcast", self.host.ns(host.collective_s))
+            ready = latest(self.compute.tail, self.main.now)
+            call = Call(collective="broadcast", nbytes=nbytes)
+            yield from self._collective(iteration, call, Phase.BUFFERS, ready)
+            self.compute.wait(self.comm.tail)
+        for buffer in self.workload.buffers if self.buffer_buckets else ():
+            self.main.work(Phase.BUFFERS, "copy_", self.host.ns(host.launch_free_s))
+            duration = self.device.memory_ns(2 * self.runs.wire_bytes(buffer), self.straggle)
+            self.compute.op(Phase.BUFFERS, "copy_", self.main.now, duration)
+
+    # Backward with hooks
+
+    def _backward(self, iteration: int, *, accumulate: bool) -> Program:
+        packed = buckets(self.workload, self.options, iteration, self.runs.wire_bytes)
+        if self.leads and iteration == self.cluster.iterations:
+            self.cluster.messages["all-reduce buckets"] = tuple(map(self._bucket_bytes, packed))
+        run, position = self._hooked_run(accumulate=accumulate)
+        self.begin_backward()
+        self.marks = []
+        busy: list[tuple[int, int]] = []
+        done = 0
+        for bucket in packed:
+            last = max(done, 1 + max(position[i] for i in bucket))
+            self._launch_part(run, done, last, busy)
+            done = last
+            yield from self._reduce_bucket(iteration, bucket, busy)
+        self._launch_part(run, done, len(run), busy)
+        if self.options.find_unused_parameters:
+            nbytes = INDEX_BYTES * len(self.workload.parameters)
+            call = Call(collective="all_reduce", nbytes=nbytes)
+            yield from self._collective(iteration, call, Phase.ALL_REDUCE, self.autograd.now)
+        self._finalize(packed)
+        self.end_backward()
+
+    def _launch_part(self, run: Run, first: int, last: int, busy: list[tuple[int, int]]) -> None:
+        if last > first:
+            slowdown = Slowdown(intervals=tuple(busy), speed=self.speed)
+            self.backward(run.part(first, last), slowdown)
+
+    def _bucket_bytes(self, bucket: Bucket) -> int:
+        return sum(self.runs.wire_bytes(self.workload.parameters[i]) for i in bucket)
+
+    def _hooked_run(self, *, accumulate: bool) -> tuple[Run, dict[int, int]]:
+        """Return backward with DDP's hooks, and where each parameter's copy to its bucket is."""
+        costs = self.host.host
+        launch = self.host.ns(costs.hook_s) + self.host.ns(costs.launch_free_s)
+        hooks: list[Hook] = self.runs.gradient_hooks(accumulate=accumulate)
+        owner: dict[int, int] = {}
+        for ready in self.workload.gradients:
+            tensor = self.workload.parameters[ready.parameter]
+            owner[len(hooks)] = ready.parameter
+            name = f"{tensor.name}: copy to bucket"
+            nbytes = self.runs.wire_bytes(tensor)
+            hooks.append(copy_hook(self.runs, ready.after_op, name, nbytes, launch))
+        merged, positions = merge(self.runs.backward(self.batch), self.runs.places(), hooks)
+        return merged, {owner[h]: at for h, at in positions.items() if h in owner}
+
+    def _reduce_bucket(
+        self, iteration: int, bucket: Bucket, busy: list[tuple[int, int]]
+    ) -> Program:
+        """Launch the all-reduce of one bucket, compressed if a hook asks for it."""
+        nbytes = self._bucket_bytes(bucket)
+        self.autograd.work(
+            Phase.ALL_REDUCE, "all_reduce", self.host.ns(self.host.host.collective_s)
+        )
+        half = self.options.gradient_hook != "none"
+        elements = sum(self.workload.parameters[i].numel for i in bucket)
+        if half:
+            # to(16 bit) and div_(world size): two kernels on the compute stream.
+            cast = self.device.memory_ns(CAST_BYTES * elements, self.straggle)
+            scale = self.device.memory_ns(2 * HALF_BYTES * elements, self.straggle)
+            self.compute.op(Phase.BUCKET, "compress", self.autograd.now, cast + scale)
+            nbytes = HALF_BYTES * elements
+        ready = latest(self.compute.tail, self.autograd.now)
+        begin = max(self.comm.tail.at, ready.at)
+        call = Call(collective="all_reduce", nbytes=nbytes)
+        yield from self._collective(iteration, call, Phase.ALL_REDUCE, ready)
+        if self.group.fabric.ranks > 1:
+            busy.append((begin, self.comm.tail.at))
+        if half:
+            cast = self.device.memory_ns(CAST_BYTES * elements, self.straggle)
+            self.comm.op(Phase.BUCKET, "decompress", self.comm.tail, cast)
+        self.marks.append(self.comm.tail)
+
+    def _finalize(self, packed: tuple[Bucket, ...]) -> None:
+        """Make the compute stream wait for each bucket, then copy it back to the gradients."""
+        costs = self.host.host
+        for bucket, mark in zip(packed, self.marks, strict=True):
+            self.autograd.work(Phase.BUCKET, "wait", self.host.ns(costs.event_s))
+            if mark.at > self.compute.tail.at:
+                self.compute.wait(mark)
+            if self.options.gradient_as_bucket_view:
+                continue
+            for i in bucket:
+                tensor = self.workload.parameters[i]
+                self.autograd.work(Phase.BUCKET, "copy back", self.host.ns(costs.launch_free_s))
+                duration = self.device.memory_ns(2 * self.runs.wire_bytes(tensor), self.straggle)
+                self.compute.op(
+                    Phase.BUCKET, f"{tensor.name}: copy back", self.autograd.now, duration
+                )

@@ -1,0 +1,83 @@
+"""Simulate: workload + profile + scenario -> timeline, and the prediction made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpsim.costs import DeviceCosts, HostCosts, Scaling
+from dpsim.engine import Cluster
+from dpsim.errors import InfeasibleError
+from dpsim.hardware import HardwareProfile, Network
+from dpsim.machine import machine_of
+from dpsim.scenario import Scenario
+from dpsim.schedules import SCHEDULES
+from dpsim.workload import Workload
+
+FIRST_TRY = 4
+"""Iterations after which a step mostly repeats: DDP rebuilds its buckets before the third."""
+MOST_ITERATIONS = 32
+"""After these, the mean of the last half is taken, with a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """A cluster after its run, and the window of the step that was asked for."""
+
+    cluster: Cluster
+    start_ns: int
+    end_ns: int
+    steady: bool
+    step_ns: int
+
+
+def simulate(
+    workload: Workload,
+    profile: HardwareProfile,
+    scenario: Scenario,
+    network: Network | None = None,
+    *,
+    scaling: Scaling | None = None,
+    record: bool = True,
+) -> Simulation:
+    """Return the simulated step.
+
+    The steady state is reached when two steps in a row take the same nanoseconds.
+
+    Raises:
+        InfeasibleError: The scenario cannot run as asked.
+        UnknownNameError: No such mode or algorithm.
+    """
+    schedule = SCHEDULES.get(scenario.mode)
+    servers = scenario.server.servers if scenario.server.placement == "dedicated" else 0
+    machine = machine_of(
+        profile, network, scenario.gpus, scenario.nodes, servers=servers if scenario.mode == "ps" else 0
+    )
+    costs = (DeviceCosts(profile, scenario.precision, scaling), HostCosts(profile, scaling))
+    iterations = scenario.iteration or FIRST_TRY
+    while True:
+        cluster = Cluster(
+            machine, workload, scenario, costs, iterations=iterations, record=record
+        )
+        schedule(cluster)
+        cluster.run()
+        done = _window(cluster, scenario)
+        if scenario.iteration or done.steady or iterations >= MOST_ITERATIONS:
+            return done
+        iterations *= 2
+
+
+def _window(cluster: Cluster, scenario: Scenario) -> Simulation:
+    """Return the last step: from the end of the one before, over all ranks, to its own end."""
+    ends = [0, *(max(step) for step in zip(*cluster.ends.values(), strict=True))]
+    steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    steady = bool(scenario.iteration) or steps[-1] == steps[-2]
+    half = steps[len(steps) // 2 :]
+    step_ns = steps[-1] if steady else round(sum(half) / len(half))
+    if step_ns <= 0:
+        raise InfeasibleError(
+            f"the step must take some time, got {step_ns} ns for model "
+            f"{cluster.workload.name}. Check the costs in the profile."
+        )
+    return Simulation(
+        cluster=cluster, start_ns=ends[-2], end_ns=ends[-1], steady=steady, step_ns=step_ns
+    )
