@@ -54,6 +54,7 @@ def _profiles() -> list[Row]:
         rows.append(
             {
                 "name": name,
+                "device": profile.device.name,
                 "gpus_per_node": profile.topology.gpus,
                 "network": profile.network,
                 "weakest_basis": str(weakest_basis(profile)),
@@ -130,7 +131,7 @@ def _model_table(rows: list[Row], _: int) -> Table:
             x["name"],
             f"{x['parameters'] / MB:.1f} M",
             format_bytes(x["parameter_bytes"]),
-            f"{x['forward_flop_per_sample'] / GB:.2f} GFLOP",
+            f"{x['forward_flop_per_sample'] / GB:.3g} GFLOP",
             x["sample"],
             str(x["modules"]),
             str(x["ops"]),
@@ -138,11 +139,12 @@ def _model_table(rows: list[Row], _: int) -> Table:
     return shown
 
 
-def _profile_table(rows: list[Row], width: int) -> Table:
-    shown = table("name", ">GPUs", "network", "weakest basis", "what it is")
+def _profile_table(rows: list[Row], _: int) -> Table:
+    shown = table("name", "device", ">GPUs a node", "network", "weakest basis")
     for x in rows:
-        cells = (x["name"], str(x["gpus_per_node"]), x["network"] or "-", x["weakest_basis"])
-        shown.add_row(*cells, shortened(x["description"], width - 68))
+        device = x["device"].removeprefix("NVIDIA ")
+        gpus, network = str(x["gpus_per_node"]), x["network"] or "-"
+        shown.add_row(x["name"], device, gpus, network, x["weakest_basis"])
     return shown
 
 
@@ -154,7 +156,7 @@ def _network_table(rows: list[Row], width: int) -> Table:
             format_rate(x["bandwidth_bytes_per_s"]),
             f"{x['latency_s'] * US_PER_S:.3g} us",
             "yes" if x["rdma"] else "no",
-            shortened(x["description"], width - 60),
+            shortened(x["description"], width - 47),
         )
     return shown
 

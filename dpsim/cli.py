@@ -70,7 +70,7 @@ class Program(click.Group):
             if settings.verbose:
                 traceback.print_exc()
             text = f"unexpected {type(error).__name__}: {error}. This is a fault of dpsim; "
-            return _fail(settings, "unexpected", f"{text}-v before the command shows where.", 1)
+            return _fail(settings, "unexpected", f"{text}-v shows where it is.", 1)
         return code if isinstance(code, int) else 0
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -328,7 +328,7 @@ def _tracer() -> Callable[..., Any]:
 
 
 @main.command("list")
-@click.argument("what", type=Named("list", LISTS), required=False)
+@click.argument("what", type=Named("section", LISTS), required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
 @switches
 @click.pass_context

@@ -224,15 +224,19 @@ def _rate(p: Prediction, per_s: float) -> str:
 
 def _setup(p: Prediction) -> list[str]:
     s = p.scenario
+    update = f"{s.optimizer} ({s.optimizer_implementation})"
     work = [
         p.workload,
         f"batch {s.batch}{_share(p.ranks, s.gpus)}",
         s.precision,
-        "forward only" if s.evaluation else f"{s.optimizer} ({s.optimizer_implementation})",
-        *([f"{s.accumulation} micro-steps"] if s.accumulation > 1 else []),
-        f"iteration {s.iteration}" if s.iteration else "steady state",
+        "forward only" if s.evaluation else update,
     ]
-    place = [f"{p.nodes} node{'s' * (p.nodes > 1)}", *([f"network {p.network}"] * bool(p.network))]
+    place = [
+        f"{p.nodes} node{'s' * (p.nodes > 1)}",
+        *([f"network {p.network}"] if p.network else []),
+        f"iteration {s.iteration}" if s.iteration else "steady state",
+        *([f"{s.accumulation} micro-steps"] if s.accumulation > 1 else []),
+    ]
     return [", ".join(work), ", ".join([*place, *_peculiarities(s)])]
 
 

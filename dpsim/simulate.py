@@ -14,7 +14,7 @@ from dpsim.schedules import SCHEDULES
 from dpsim.workload import Workload
 
 FIRST_TRY = 4
-"""Iterations after which a step mostly repeats: DDP rebuilds its buckets before the third."""
+"""Iterations after which a step mostly repeats; DDP rebuilds its buckets in the second."""
 MOST_ITERATIONS = 32
 """After these, the mean of the last half is taken, with a warning."""
 
@@ -48,9 +48,13 @@ def simulate(
         UnknownNameError: No such mode or algorithm.
     """
     schedule = SCHEDULES.get(scenario.mode)
-    servers = scenario.server.servers if scenario.server.placement == "dedicated" else 0
+    dedicated = scenario.mode == "ps" and scenario.server.placement == "dedicated"
     machine = machine_of(
-        profile, network, scenario.gpus, scenario.nodes, servers=servers if scenario.mode == "ps" else 0
+        profile,
+        network,
+        _gpus(scenario, profile),
+        scenario.nodes,
+        servers=max(1, scenario.server.servers) if dedicated else 0,
     )
     costs = (DeviceCosts(profile, scenario.precision, scaling), HostCosts(profile, scaling))
     iterations = scenario.iteration or FIRST_TRY
@@ -64,6 +68,12 @@ def simulate(
         if scenario.iteration or done.steady or iterations >= MOST_ITERATIONS:
             return done
         iterations *= 2
+
+
+def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
+    """Return how many GPUs the machine needs so that every device id exists, as far as one node."""
+    named = 1 + max(scenario.device_ids, default=0)
+    return max(scenario.gpus, min(named, profile.topology.gpus))
 
 
 def _window(cluster: Cluster, scenario: Scenario) -> Simulation:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import simpy
@@ -62,7 +62,7 @@ class Cluster:
         self.messages: dict[str, tuple[int, ...]] = {}
         self.batches: dict[int, int] = {}
         self.ends: dict[int, list[int]] = defaultdict(list)
-        self.counts: dict[int, int] = {}
+        self.stands_for: dict[int, int] = {}  # which simulated rank a rank is equal to
         self.waits: dict[str, str] = {}
         self._flows: FlowNetwork | None = None
         self._meetings: dict[str, _Meeting] = {}
@@ -88,6 +88,11 @@ class Cluster:
             self._flows = FlowNetwork(self.env, self.machine.rates)
         return self._flows
 
+    def lay(self, links: dict[str, float]) -> None:
+        """Add links that stand for several equal ones to the network of flows, bytes/s each."""
+        rates: ChainMap[str, float] = ChainMap(links, cast(Any, self.machine.rates))
+        self._flows = FlowNetwork(self.env, rates)
+
     def straggle(self, rank: int) -> float:
         """Return the factor on the compute time of a rank."""
         return dict(self.scenario.stragglers).get(rank, 1.0)
@@ -108,16 +113,16 @@ class Cluster:
         capacities = np.array([self.machine.rates[hop] for hop in links])
         return [float(r) for r in fair_rates([[links[h] for h in r.hops] for r in routes], capacities)]
 
-    def account(self, iteration: int, source: str, target: str, nbytes: int, count: int = 1) -> None:
+    def account(self, iteration: int, source: str, target: str, nbytes: int) -> None:
         """Count bytes on every link of a route, in the last iteration only."""
         if iteration != self.iterations or source == target:
             return
         for hop in self.machine.route(source, target).hops:
-            self.links[hop] += nbytes * count
+            self.links[hop] += nbytes
         for end, way in ((source, "sent"), (target, "received")):
             if end.startswith("gpu"):
                 use = self.traffic[int(end[3:])]
-                setattr(use, way, getattr(use, way) + nbytes * count)
+                setattr(use, way, getattr(use, way) + nbytes)
 
     def start(self, program: Program, label: str) -> None:
         """Add a program. `label` names it in a deadlock report."""

@@ -70,7 +70,7 @@ class Thread:
 
     def launch(
         self, stream: Stream, phase: Phase, run: Run, slowdown: Slowdown | None = None
-    ) -> None:
+    ) -> Launched:
         """Launch a run on a stream, alone: nobody else wants the interpreter lock."""
         times = launch(
             self.now.at,
@@ -84,6 +84,7 @@ class Thread:
             start, end = slowed_ends(times.launched, run.durations, stream.tail.at, slowdown)
             times = replace(times, start=start, end=end)
         self._place(stream, phase, run, times)
+        return times
 
     def _place(self, stream: Stream, phase: Phase, run: Run, times: Launched) -> None:
         count = len(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dpsim.engine import Cluster, Mark, Run, Slowdown, latest
 from dpsim.schedules._runs import ADD_BYTES, Hook, Runs
 from dpsim.timeline import Phase
@@ -13,12 +15,20 @@ SCALAR_BYTES = 4
 class Worker:
     """A process, its main thread, its autograd thread and its compute stream."""
 
-    def __init__(self, cluster: Cluster, rank: int, batch: int, count: int = 1) -> None:
-        """Take the first of `count` equal ranks, which computes `batch` samples."""
+    def __init__(
+        self, cluster: Cluster, ranks: Sequence[int], batch: int, *, loaders: Sequence[int] = ()
+    ) -> None:
+        """Take equal ranks that compute `batch` samples each; the first stands for all.
+
+        `loaders` are the ranks whose input is copied at the same time; all of the node if empty.
+        """
+        rank, count = ranks[0], len(ranks)
         self.cluster = cluster
         self.rank = rank
+        self.ranks = ranks
         self.batch = batch
         self.count = count
+        self.loaders = loaders or cluster.machine.ranks_on(cluster.machine.node_of(rank))
         self.gpu = f"gpu{rank}"
         self.home = f"host{cluster.machine.node_of(rank)}"
         self.scenario = cluster.scenario
@@ -32,8 +42,9 @@ class Worker:
         self.main = cluster.thread(rank, "main thread", count)
         self.autograd = cluster.thread(rank, "autograd thread", count)
         self.compute = cluster.stream(rank, "compute", count)
-        cluster.batches[rank] = batch
-        cluster.counts[rank] = count
+        for member in ranks:
+            cluster.batches[member] = batch
+            cluster.stands_for[member] = rank
 
     def begin(self, iteration: int) -> None:
         """Start an iteration: the loop's own Python, then the batch to the GPU."""
@@ -60,16 +71,17 @@ class Worker:
         """
         if not nbytes:
             return
-        host, machine = self.host.host, self.cluster.machine
-        ranks = machine.ranks_on(machine.node_of(self.rank))
-        pairs = [(self.home, f"gpu{rank}") for rank in ranks]
-        rate = self.cluster.shared_rates(pairs)[self.rank - ranks.start]
+        host = self.host.host
+        pairs = [(self.home, f"gpu{rank}") for rank in self.loaders]
+        rate = self.cluster.shared_rates(pairs)[self.loaders.index(self.rank)]
         if not self.scenario.pinned_input:
             rate = min(rate, host.pageable_copy_bytes_per_s.value)
         duration = self.cluster.copy_ns(self.home, self.gpu, nbytes, rate)
         self.main.work(Phase.INPUT, "input.to(device)", self.host.ns(host.copy_launch_s))
         self.compute.op(Phase.INPUT, "copy to device", self.main.now, duration, nbytes)
-        self.cluster.account(iteration, self.home, self.gpu, nbytes, self.count)
+        for rank in self.ranks:
+            home = f"host{self.cluster.machine.node_of(rank)}"
+            self.cluster.account(iteration, home, f"gpu{rank}", nbytes)
         if not self.scenario.pinned_input:
             self.synchronise("input.to(device)")
 

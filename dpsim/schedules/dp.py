@@ -71,7 +71,7 @@ class Replica:
             cluster.straggle(position),
         )
         cluster.batches[gpu] = batch
-        cluster.counts[gpu] = 1
+        cluster.stands_for[gpu] = gpu
 
 
 class DataParallel:
@@ -86,14 +86,14 @@ class DataParallel:
         self.host = cluster.host
         self.costs = cluster.host.host
         chunks = self.scenario.split or chunk_batch(self.scenario.batch, len(ids))
-        self.first = Worker(cluster, ids[0], self.scenario.batch)
+        self.first = Worker(cluster, ids[:1], self.scenario.batch, loaders=ids[:1])
         self.main = self.first.main
         self.replicas = [
             Replica(cluster, i, ids[i], chunk, self.first) for i, chunk in enumerate(chunks)
         ]
         for gpu in ids[len(chunks) :]:
             cluster.batches[gpu] = 0
-            cluster.counts[gpu] = 1
+            cluster.stands_for[gpu] = gpu
         self.root = self.replicas[0]
         self.on_cpu = self.options.output_device == CPU
         self.out = self._output_replica(ids)

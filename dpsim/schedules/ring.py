@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dpsim.collectives import Call
 from dpsim.engine import Cluster, Communicator, Mark, Program, Run, Slowdown, latest
 from dpsim.engine.recurrence import SPEED_UNITS
-from dpsim.errors import InfeasibleError
 from dpsim.schedules._buckets import Bucket, buckets, rebuild_iteration
-from dpsim.schedules._packing import DDP_BROADCAST_BYTES, close_when_full, spread_batch
+from dpsim.schedules._classes import RankClass, rank_classes
+from dpsim.schedules._packing import DDP_BROADCAST_BYTES, close_when_full
 from dpsim.schedules._registry import SCHEDULES
 from dpsim.schedules._runs import CAST_BYTES, Hook, merge
 from dpsim.schedules._worker import Worker, copy_hook
@@ -38,48 +36,7 @@ def ring(cluster: Cluster) -> None:
     )
     for c in classes:
         replica = Replica(cluster, c, group, parties=len(classes))
-        cluster.start(replica.program(), f"rank {c.rank}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClass:
-    """Ranks with the same batch and speed: they do the same at the same time."""
-
-    rank: int  # the first of them
-    count: int
-    batch: int
-
-
-def rank_classes(cluster: Cluster) -> list[RankClass]:
-    """Return the classes of ranks of a scenario, by first rank.
-
-    Raises:
-        InfeasibleError: Fewer samples than ranks, or a split or a straggler that does not fit.
-    """
-    scenario = cluster.scenario
-    batches = scenario.split or spread_batch(scenario.batch, scenario.gpus)
-    if len(batches) != scenario.gpus or 0 in batches:
-        raise InfeasibleError(
-            f"every rank needs a sample in mode '{scenario.mode}', got batch {scenario.batch} for "
-            f"{scenario.gpus} GPUs. Raise --batch to {scenario.gpus} or more."
-        )
-    machine = cluster.machine
-    sizes = {rank: len(machine.ranks_on(machine.node_of(rank))) for rank in _first_of_nodes(cluster)}
-    members: dict[tuple[int, float, int], list[int]] = {}
-    straggle = dict(scenario.stragglers)
-    for node_first, size in sizes.items():
-        for rank in range(node_first, node_first + size):
-            key = (batches[rank], straggle.get(rank, 1.0), size)
-            members.setdefault(key, []).append(rank)
-    return [
-        RankClass(rank=ranks[0], count=len(ranks), batch=batch)
-        for (batch, _, _), ranks in members.items()
-    ]
-
-
-def _first_of_nodes(cluster: Cluster) -> list[int]:
-    machine = cluster.machine
-    return [machine.ranks_on(node).start for node in range(machine.nodes)]
+        cluster.start(replica.program(), replica.label)
 
 
 class Replica(Worker):
@@ -89,13 +46,13 @@ class Replica(Worker):
         self, cluster: Cluster, ranks: RankClass, group: Communicator, *, parties: int
     ) -> None:
         """Take a class of ranks, and the group they all belong to."""
-        super().__init__(cluster, ranks.rank, ranks.batch, ranks.count)
+        super().__init__(cluster, ranks.members, ranks.batch)
         self.options = self.scenario.ring
         self.group = group
         self.parties = parties
-        self.leads = ranks.rank == 0
-        self.comm = cluster.stream(ranks.rank, "comm", ranks.count)
-        self.label = f"rank {ranks.rank}"
+        self.leads = self.rank == 0
+        self.comm = cluster.stream(self.rank, "comm", self.count)
+        self.label = f"rank {self.rank}"
         self.speed = self._compute_speed()
         self.buffer_buckets = [
             sum(self.runs.wire_bytes(t) for t in bucket)

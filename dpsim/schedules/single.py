@@ -26,7 +26,7 @@ def single(cluster: Cluster) -> None:
 
 def program(cluster: Cluster) -> Program:
     """Run the training loop on GPU 0."""
-    worker = Worker(cluster, 0, cluster.scenario.batch)
+    worker = Worker(cluster, cluster.scenario.device_ids or (0,), cluster.scenario.batch)
     for iteration in range(1, cluster.iterations + 1):
         for micro_step in range(cluster.scenario.accumulation):
             worker.begin(iteration)
