@@ -63,7 +63,7 @@ _HOMES = {
 _OTHER_NAMES = {"write_trace": "write"}
 """Public names that their module knows by another."""
 
-__all__ = [  # noqa: RUF022 - the order of the flow
+__all__ = [
     "Workload",
     "HardwareProfile",
     "Network",
@@ -109,9 +109,9 @@ def __dir__() -> list[str]:
 
 def _version() -> str:
     """Return the version that is installed, or that of this checkout."""
-    import tomllib  # noqa: PLC0415 - rarely asked for, and importing both takes 40 ms
-    from importlib import metadata  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
+    import tomllib
+    from importlib import metadata
+    from pathlib import Path
 
     try:
         return metadata.version("dpsim-train")

@@ -26,13 +26,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _modes() -> list[str]:
-    from dpsim.schedules import SCHEDULES  # noqa: PLC0415 - not before a mode is asked for
+    from dpsim.schedules import SCHEDULES
 
     return SCHEDULES.names()
 
 
 def _algorithms() -> list[str]:
-    from dpsim.collectives import ALGORITHMS  # noqa: PLC0415 - the same
+    from dpsim.collectives import ALGORITHMS
 
     return ["auto", *ALGORITHMS.names()]
 

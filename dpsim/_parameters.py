@@ -94,14 +94,14 @@ class Named(ParamType):
             raise UnknownNameError(self.name, str(value), self.names())
         return str(value)
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:  # noqa: ARG002 - click's signature
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """Return the names as help shows them."""
         return f"[{'|'.join(self.names())}]"
 
     def shell_complete(
         self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        param: click.Parameter,  # noqa: ARG002
+        ctx: click.Context,
+        param: click.Parameter,
         incomplete: str,
     ) -> list[CompletionItem]:
         """Return the names that begin so."""

@@ -81,13 +81,14 @@ def _scenario(flags: Flags) -> tuple[Scenario, list[str]]:
         "nodes precision optimizer optimizer_implementation sync iteration device_ids split "
         "stragglers seed anchor_batch evaluation pinned_input"
     ).split()
+    anchor_ms = flags["anchor_step_ms"]
     values = {
         **{name: flags[name] for name in plain},
         **sizes,
         "mode": mode,
         "gpus": gpus,
         "accumulation": flags["accumulate"],
-        "anchor_step_s": _times(flags["anchor_step_ms"], 1 / MS_PER_S),
+        "anchor_step_s": None if anchor_ms is None else anchor_ms / MS_PER_S,
         "set_to_none": not flags["keep_gradients"],
         "data_parallel": _data_parallel(flags),
         "ring": _ring(flags),

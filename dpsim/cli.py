@@ -53,7 +53,11 @@ class Program(click.Group):
         words = sys.argv[1:] if args is None else list(args)
         settings = Settings(json="--json" in words)
         extra = {key: value for key, value in extra.items() if key != "prog_name"}
-        sys.exit(self._run(words, settings, extra))
+        try:
+            code = self._run(words, settings, extra)
+        except BrokenPipeError:  # while it says what went wrong
+            code = _end_quietly()
+        sys.exit(code)
 
     def _run(self, words: list[str], settings: Settings, extra: dict[str, Any]) -> int:
         """Return the exit code."""
@@ -63,10 +67,11 @@ class Program(click.Group):
         except DpsimError as error:
             return _fail(settings, error.code, str(error), error.exit_code)
         except click.ClickException as error:
-            return _fail(settings, "usage", _usage(error), error.exit_code)
+            command = next((word for word in words if word in self.commands), "")
+            return _fail(settings, "usage", _usage(error, command), error.exit_code)
         except click.Abort:
             return _fail(settings, "interrupted", "interrupted", 130)
-        except Exception as error:  # noqa: BLE001 - the last line of defence
+        except Exception as error:
             if settings.verbose:
                 traceback.print_exc()
             text = f"unexpected {type(error).__name__}: {error}. This is a fault of dpsim; "
@@ -79,8 +84,7 @@ class Program(click.Group):
             value = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            return _end_quietly()
         return value
 
     def resolve_command(
@@ -92,7 +96,13 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _usage(error: click.ClickException) -> str:
+def _end_quietly() -> int:
+    """Send what is left to nowhere, so that the interpreter does not complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _usage(error: click.ClickException, command: str) -> str:
     """Return what is wrong with a command line, and which help to read."""
     if isinstance(error, click.NoSuchOption):
         close = error.possibilities or ()
@@ -100,10 +110,8 @@ def _usage(error: click.ClickException) -> str:
         text = f"no option '{error.option_name}'.{guess}"
     else:
         text = error.format_message()
-    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dpsim"
-    return (
-        f"{text.rstrip('.?')}{'?' if text.endswith('?') else '.'} '{path} --help' lists the flags."
-    )
+    end = "" if text.endswith((".", "?")) else "."
+    return f"{text}{end} '{f'dpsim {command}'.strip()} --help' lists the flags."
 
 
 def _fail(settings: Settings, code: str, message: str, exit_code: int) -> int:

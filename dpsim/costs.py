@@ -9,6 +9,7 @@ Leaves out: cache hits between ops, tile quantisation, clock changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from dpsim.workload import Op, OpClass
 Floats = npt.NDArray[np.float64]
 COMPUTE = (OpClass.GEMM, OpClass.CONV, OpClass.ATTENTION, OpClass.RNN)
 """Classes that are looked up by FLOP and use the tensor cores where the precision allows."""
+CUDNN = (OpClass.CONV, OpClass.RNN)
+"""Classes that cuDNN computes."""
+Peak = Literal["fp32", "tf32", "fp16", "bf16"]
 HALF = 0.5
 """float16 and bfloat16 take half the bytes of float32."""
 DEFAULT_SHARE = 0.7
@@ -142,14 +146,28 @@ class DeviceCosts:
         share = by_bytes.at(nbytes) if by_bytes else DEFAULT_SHARE
         seconds = np.maximum(nbytes / (share * self.bandwidth), floor)
         if op_class in COMPUTE:
-            table = self._table(op_class)
+            precision = self._compute_precision(op_class)
+            table = self._table(op_class, precision)
             reached = table.at(flops) if table else DEFAULT_SHARE
-            seconds = np.maximum(seconds, flops / (reached * self.peak.value))
+            peak = self.device.peak_flop_per_s[precision]
+            seconds = np.maximum(seconds, flops / (reached * peak.value))
         return np.asarray(seconds)
 
-    def _table(self, op_class: OpClass) -> EfficiencyTable | None:
-        wanted = ("fp16" if self.precision == "amp" else self.precision, "")
-        for dtype in wanted:
+    def _compute_precision(self, op_class: OpClass) -> Peak:
+        """Return the precision that a class computes in.
+
+        PyTorch lets cuDNN use TF32 by default, but not cuBLAS (torch.backends.cudnn.allow_tf32 is
+        True, torch.backends.cuda.matmul.allow_tf32 is False), so "fp32" on a device with TF32 has
+        its convolutions and recurrences in TF32.
+        """
+        if self.precision == "amp":
+            return "fp16" if "fp16" in self.device.peak_flop_per_s else "bf16"
+        if self.precision == "fp32" and op_class in CUDNN:
+            return "tf32" if "tf32" in self.device.peak_flop_per_s else "fp32"
+        return self.precision
+
+    def _table(self, op_class: OpClass, precision: str = "") -> EfficiencyTable | None:
+        for dtype in (precision, ""):
             for table in self.device.efficiency:
                 if (table.op_class, table.dtype) == (op_class, dtype):
                     return table
@@ -189,9 +207,7 @@ class HostCosts:
             + ops.module_calls * host.module_call_s.value
         )
         unlocked = host.launch_free_s.value + (ops.kernels - 1) * host.kernel_launch_s.value
-        rest = (
-            ops.last_views * host.view_s.value + ops.last_module_calls * host.module_call_s.value
-        )
+        rest = ops.last_views * host.view_s.value + ops.last_module_calls * host.module_call_s.value
         return self._array(locked), self._array(unlocked), to_ns(rest * self.factor)
 
     def engine_ns(self, ops: Columns) -> tuple[Int64, int]:

@@ -139,7 +139,9 @@ class Host:
     thread_s: Quantity  # create, start and join one thread
     python_function_s: Quantity  # one Python autograd.Function call, forward or backward
     module_replicate_s: Quantity  # replicate(): one module, one replica
-    tensor_replicate_s: Quantity  # replicate(): one parameter or buffer, one replica (narrow, view, wrap, setattr)
+    tensor_replicate_s: (
+        Quantity  # replicate(): one parameter or buffer, one replica (narrow, view, wrap, setattr)
+    )
     device_check_s: Quantity  # DataParallel's device check: one parameter or buffer
     collective_s: Quantity  # enqueue one NCCL group or ProcessGroup call
     collective_rank_s: Quantity  # each rank's kernel inside a single-process NCCL group

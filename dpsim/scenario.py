@@ -75,7 +75,7 @@ class Scenario:
     stragglers: tuple[tuple[Count, PositiveFloat], ...] = ()  # (rank, factor on compute time)
     seed: Count = 0
     anchor_step_s: PositiveFloat | None = None  # a measured single-GPU step
-    anchor_batch: PositiveCount | None = None  # its batch; None: one rank's share
+    anchor_batch: PositiveCount | None = None  # its batch; None: that of the one GPU compared with
     data_parallel: DataParallelOptions = DataParallelOptions()
     ring: RingOptions = RingOptions()
     server: ServerOptions = ServerOptions()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpsim.costs import DeviceCosts, HostCosts, Scaling
 from dpsim.engine import Cluster
@@ -13,8 +13,8 @@ from dpsim.scenario import Scenario
 from dpsim.schedules import SCHEDULES
 from dpsim.workload import Workload
 
-FIRST_TRY = 4
-"""Iterations after which a step mostly repeats; DDP rebuilds its buckets in the second."""
+FIRST_TRY = {"ring": 4}
+"""Iterations after which a step mostly repeats: 3, but DDP rebuilds its buckets in the second."""
 MOST_ITERATIONS = 32
 """After these, the mean of the last half is taken, with a warning."""
 
@@ -57,11 +57,9 @@ def simulate(
         servers=max(1, scenario.server.servers) if dedicated else 0,
     )
     costs = (DeviceCosts(profile, scenario.precision, scaling), HostCosts(profile, scaling))
-    iterations = scenario.iteration or FIRST_TRY
+    iterations = scenario.iteration or FIRST_TRY.get(scenario.mode, 3)
     while True:
-        cluster = Cluster(
-            machine, workload, scenario, costs, iterations=iterations, record=record
-        )
+        cluster = Cluster(machine, workload, scenario, costs, iterations=iterations, record=record)
         schedule(cluster)
         cluster.run()
         done = _window(cluster, scenario)

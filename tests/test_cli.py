@@ -151,7 +151,7 @@ def test_names_that_flags_accept_are_those_of_the_records() -> None:
     }
     flags = {p.name: p.type for p in cli.main.commands["simulate"].params}
     named = {k: v for k, v in flags.items() if isinstance(v, Named) and not callable(v._names)}
-    assert 8 == len(named)
+    assert 9 == len(named)
     for name, kind in named.items():
         assert list(get_args(hints[str(name)])) == kind.names()
 
@@ -242,12 +242,12 @@ WRONG = [
     ("--anchor-step-ms -inf", 2, "--anchor-step-ms must be a number > 0, got '-inf'. Correct the value."),
     ("--anchor-batch 8", 2, "--anchor-batch must come with --anchor-step-ms, got 8 alone. Give the measured step, or leave it out."),
     ("--network-gbytes-per-s 0", 2, "--network-gbytes-per-s must be a number > 0, got '0'. Correct the value."),
-    ("--mode dq", 2, "no mode 'dq'; known: {modes}. Did you mean 'dp'?"),
+    ("--mode rign", 2, "no mode 'rign'; known: {modes}. Did you mean 'ring'?"),
     ("--precision fp8", 2, "no precision 'fp8'; known: amp, bf16, fp16, fp32, tf32."),
     ("--all-reduce nccll", 2, "no all-reduce algorithm 'nccll'; known: auto, measured, nccl, ring. Did you mean 'nccl'?"),
     ("--model resnet5", 2, "no model 'resnet5'; known: {models}. Did you mean 'resnet50'? A path to a .json file works too."),
     ("--model no/such.json", 2, "no/such.json: cannot be read (No such file or directory). Check the path."),
-    ("--profile a100", 3, "no profile 'a100'; known: {profiles}. A path to a .json file works too."),
+    ("--profile a100", 3, "no profile 'a100'; known: {profiles}. Did you mean 'a100-sxm'? A path to a .json file works too."),
     ("--gpus 16 --network 10gb", 2, "no network '10gb'; known: {networks}. Did you mean '10gbe'? A path to a .json file works too."),
     ("--batch 8 --batch-per-gpu 4", 2, "--batch and --batch-per-gpu exclude each other, got both. Give --batch for all GPUs together, or --batch-per-gpu for each."),
     ("--split 3,1 --batch-per-gpu 4", 2, "--split and --batch-per-gpu exclude each other, got both. Give --split for all GPUs together, or --batch-per-gpu for each."),
@@ -311,14 +311,15 @@ def test_an_error_document_has_a_code_and_a_hint(asked: Asked) -> None:
     error = json.loads(run("simulate", "--batch", "0", "--json").stdout)["error"]
     assert ("infeasible", "Correct the value.") == (error["code"], error["hint"])
     error = json.loads(run("simulate", "--profile", "a100", "--json").stdout)["error"]
-    assert ("missing_profile", "A path to a .json file works too.") == (error["code"], error["hint"])
+    hint = "Did you mean 'a100-sxm'? A path to a .json file works too."
+    assert ("missing_profile", hint) == (error["code"], error["hint"])
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["lst"], "no command 'lst'; known: list, simulate, trace. Did you mean 'list'?"),
-        (["list", "modles"], "no section 'modles'; known: collectives, models, modes, networks, profiles. Did you mean 'models'?"),
+        (["list", "modles"], "no section 'modles'; known: collectives, models, modes, networks, profiles. Did you mean 'modes'?"),
         (["--vresion"], "no option '--vresion'. Did you mean '--version'? 'dpsim --help' lists the flags."),
     ],
 )  # fmt: skip
@@ -483,22 +484,32 @@ def test_list_prints_one_section_or_all() -> None:
 # ---------------------------------------------------------------------------- trace
 
 
-TRACED = ("trace", "torch.nn:ReLU", "--input", "8", "--loss", "sum")
+LAYER = """
+from torch import nn
+
+def layer():
+    return nn.Linear(8, 2)
+"""
+TRACED = ("trace", "layer.py:layer", "--input", "8", "--loss", "sum")
 
 
-def test_a_model_is_traced_to_stdout_or_a_file(tmp_path: Path) -> None:
+def test_a_model_is_traced_to_stdout_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "relu.json"
+    monkeypatch.chdir(tmp_path)
+    Path("layer.py").write_text(LAYER)
+    path = Path("traced.json")
     told = run(*TRACED, "--batches", "1,2,3", "-o", str(path))
     assert 0 == told.exit_code, told.stderr
     assert "" == told.stdout
-    assert told.stderr.startswith(f"dpsim: wrote {path}: ReLU, 0 parameters, ")
+    assert told.stderr.startswith(f"dpsim: wrote {path}: layer, 2 parameters, ")
     kept = files.load(Workload, path)
     assert (1, 2, 3) == kept.source.batches
     assert kept.source.command.endswith(f"-o {path}")
-    plain = run(*TRACED, "--name", "relu", "--sample", "word", "--optimizers", "sgd")
+    plain = run(*TRACED, "--name", "line", "--sample", "word", "--optimizers", "sgd")
     made = json.loads(plain.stdout)
-    assert ("relu", "word", "") == (made["name"], made["sample"], plain.stderr)
+    assert ("line", "word", "") == (made["name"], made["sample"], plain.stderr)
 
 
 def test_wrong_flags_of_trace_are_one_line() -> None:
@@ -542,7 +553,7 @@ def test_public_names_exist_and_are_listed() -> None:
         _ = dpsim.nothing
 
 
-def test_a_question_can_be_asked_without_the_command() -> None:
-    flags = {p.name: p.get_default(None) for p in cli.main.commands["simulate"].params}  # type: ignore[arg-type]
-    flags |= {"settings": (), "stragglers": (), "gpus": 2}
-    assert "ring" == question_of(flags).scenario.mode
+def test_a_question_needs_no_command() -> None:
+    flags = dict.fromkeys(str(p.name) for p in cli.main.commands["simulate"].params)
+    asked = question_of({**flags, "settings": (), "stragglers": (), "gpus": 2})
+    assert ("ring", 64) == (asked.scenario.mode, asked.scenario.batch)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import simpy
 
-from dpsim.collectives import Call, Fabric, choose, fabric_of, traffic
+from dpsim.collectives import Call, Collective, Fabric, choose, fabric_of, traffic
 from dpsim.costs import DeviceCosts, HostCosts
 from dpsim.engine.fairness import fair_rates
 from dpsim.engine.network import Network as FlowNetwork
@@ -64,6 +64,7 @@ class Cluster:
         self.ends: dict[int, list[int]] = defaultdict(list)
         self.stands_for: dict[int, int] = {}  # which simulated rank a rank is equal to
         self.waits: dict[str, str] = {}
+        self.groups: list[Communicator] = []
         self._flows: FlowNetwork | None = None
         self._meetings: dict[str, _Meeting] = {}
 
@@ -111,7 +112,9 @@ class Cluster:
         routes = [self.machine.route(*pair) for pair in pairs]
         links = {hop: i for i, hop in enumerate(dict.fromkeys(h for r in routes for h in r.hops))}
         capacities = np.array([self.machine.rates[hop] for hop in links])
-        return [float(r) for r in fair_rates([[links[h] for h in r.hops] for r in routes], capacities)]
+        return [
+            float(r) for r in fair_rates([[links[h] for h in r.hops] for r in routes], capacities)
+        ]
 
     def account(self, iteration: int, source: str, target: str, nbytes: int) -> None:
         """Count bytes on every link of a route, in the last iteration only."""
@@ -123,6 +126,14 @@ class Cluster:
             if end.startswith("gpu"):
                 use = self.traffic[int(end[3:])]
                 setattr(use, way, getattr(use, way) + nbytes)
+
+    def load(self, hops: Sequence[str], nbytes: int, *, since: str = "", until: str = "") -> None:
+        """Count bytes on the hops that lead up to the end `until`, or on those after `since`."""
+        split = next(
+            (i for i, hop in enumerate(hops) if hop.split(">")[0] == (since or until)), len(hops)
+        )
+        for hop in hops[split:] if since else hops[:split]:
+            self.links[hop] += nbytes
 
     def start(self, program: Program, label: str) -> None:
         """Add a program. `label` names it in a deadlock report."""
@@ -182,14 +193,17 @@ class Communicator:
         self.fabric: Fabric = fabric_of(
             cluster.machine.profile, cluster.machine.network, len(self.gpus), nodes
         )
-        self._algorithm = algorithm
+        cluster.groups.append(self)
+        self.algorithm = algorithm
+        self.used: dict[Collective, set[int]] = defaultdict(set)  # sizes that were asked for
         self._costs: dict[Call, int] = {}
         self._ring: tuple[int, ...] | None = None
 
     def cost_ns(self, call: Call) -> int:
         """Return the time from "all are ready" to "done", ns."""
         if call not in self._costs:
-            chosen = choose(self._algorithm, call, self.fabric)
+            chosen = choose(self.algorithm, call, self.fabric)
+            self.used[call.collective].add(call.nbytes)
             self._costs[call] = to_ns(chosen(call, self.fabric))
         return self._costs[call]
 
@@ -217,12 +231,19 @@ class Communicator:
             for gpu in self.gpus:
                 nodes[machine.node_of(gpu)].append(gpu)
             self._ring = tuple(
-                gpu for members in nodes.values() for gpu in nvlink_path(machine, members, len(nodes) == 1)
+                gpu
+                for members in nodes.values()
+                for gpu in nvlink_path(machine, members, len(nodes) == 1)
             )
         return self._ring
 
     def run(
-        self, iteration: int, call: Call, streams: Sequence[Stream], launched: Sequence[Mark], phase: Phase
+        self,
+        iteration: int,
+        call: Call,
+        streams: Sequence[Stream],
+        launched: Sequence[Mark],
+        phase: Phase,
     ) -> Mark:
         """Put one kernel of a collective on each stream; all end together.
 

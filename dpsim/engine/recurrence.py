@@ -147,14 +147,14 @@ def contend(runs: tuple[ThreadRun, ...], handover: Int64, depth: int) -> list[La
     while waiting:
         ask, i = waiting[0]
         k = len(asked[i])
-        begin = ask if ask > free else free
+        begin = max(free, ask)
         free = begin + locked[i][k] + extra[others]
         done = free + unlocked[i][k]
         worked[i].append(done)
         slot = taken[i] + k - depth
         if slot >= 0 and history[i][slot] > done:
             done = history[i][slot]
-        tail = (done if done > tails[i] else tails[i]) + durations[i][k]
+        tail = (max(tails[i], done)) + durations[i][k]
         tails[i] = tail
         history[i].append(tail)
         asked[i].append(ask)

@@ -56,18 +56,14 @@ class Stream:
         self.tail = Mark(int(end[-1]), first + len(end) - 1 if first != NO_SPAN else NO_SPAN)
         self.remember(end)
 
-    def op(
-        self, phase: Phase, name: str, launched: Mark, duration: int, nbytes: int = 0
-    ) -> Mark:
+    def op(self, phase: Phase, name: str, launched: Mark, duration: int, nbytes: int = 0) -> Mark:
         """Put one op on the stream and return its end."""
         begin = latest(self.tail, launched)
         return self.until(phase, name, begin, begin.at + duration, nbytes)
 
     def until(self, phase: Phase, name: str, begin: Mark, end: int, nbytes: int = 0) -> Mark:
         """Put one op on the stream whose begin (not before `tail`) and end are known."""
-        span = self.recorder.span(
-            self.track, phase, name, begin.at, end, begin.span, nbytes
-        )
+        span = self.recorder.span(self.track, phase, name, begin.at, end, begin.span, nbytes)
         self.tail = Mark(end, span if span != NO_SPAN else begin.span)
         self.remember(np.array([end], dtype=np.int64))
         return self.tail

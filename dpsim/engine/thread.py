@@ -144,4 +144,4 @@ def launch_together(
         depth,
     )
     for thread, stream, run, one in zip(threads, streams, runs, times, strict=True):
-        thread._place(stream, phase, run, one)  # noqa: SLF001 - the same class, seen from outside
+        thread._place(stream, phase, run, one)

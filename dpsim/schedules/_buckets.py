@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dpsim.scenario import RingOptions
 from dpsim.schedules._packing import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BYTES,
     Sizes,
     close_when_full,
 )
-from dpsim.scenario import RingOptions
 from dpsim.workload import Tensor, Workload
 
 Bucket = tuple[int, ...]

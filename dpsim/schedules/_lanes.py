@@ -124,7 +124,9 @@ def _private(machine: Machine, end: str, leaders: tuple[int, ...]) -> frozenset[
     return frozenset(hop for hop, users in _uses(machine, end, leaders).items() if users == 1)
 
 
-def _shapes(machine: Machine, ends: tuple[str, ...], leaders: tuple[int, ...]) -> dict[int, Hashable]:
+def _shapes(
+    machine: Machine, ends: tuple[str, ...], leaders: tuple[int, ...]
+) -> dict[int, Hashable]:
     """Return what tells the ways of leaders apart: shared links by name, private ones by rate."""
     shapes: dict[int, list[Hashable]] = {rank: [] for rank in leaders}
     for end in ends:

@@ -77,9 +77,7 @@ def close_when_full(
     return [*groups, open_group] if open_group else groups
 
 
-def _close_before_full(
-    tensors: Iterable[Tensor], size: Sizes, limit: float
-) -> list[list[Tensor]]:
+def _close_before_full(tensors: Iterable[Tensor], size: Sizes, limit: float) -> list[list[Tensor]]:
     groups: list[list[Tensor]] = []
     open_group: list[Tensor] = []
     total = 0

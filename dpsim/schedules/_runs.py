@@ -247,7 +247,9 @@ def merge(run: Run, places: Int64, hooks: list[Hook]) -> tuple[Run, dict[int, in
     """
     order = sorted(range(len(hooks)), key=lambda h: hooks[h].after)
     slots = np.searchsorted(places, [hooks[h].after for h in order], side="right").tolist()
-    with_kernel = [(slot, h) for slot, h in zip(slots, order, strict=True) if hooks[h].duration is not None]
+    with_kernel = [
+        (slot, h) for slot, h in zip(slots, order, strict=True) if hooks[h].duration is not None
+    ]
     where = [slot for slot, _ in with_kernel]
     positions = {h: slot + i for i, (slot, h) in enumerate(with_kernel)}
     names = list(run.names)

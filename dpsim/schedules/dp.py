@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from dpsim.collectives import Call
-from dpsim.engine import Cluster, Communicator, Mark, Program, Stream, Thread, latest
+from dpsim.engine import (
+    Cluster,
+    Communicator,
+    Mark,
+    Program,
+    Stream,
+    Thread,
+    latest,
+    launch_together,
+)
 from dpsim.engine import Run as LaunchRun
-from dpsim.engine import launch_together
 from dpsim.errors import InfeasibleError
 from dpsim.schedules import single
 from dpsim.schedules._packing import broadcast_chunks, chunk_batch, reduce_chunks
@@ -45,7 +53,7 @@ def dp(cluster: Cluster) -> None:
             f"--device-ids must name --gpus different GPUs of 0..{machine.profile.topology.gpus - 1}"
             f", got {','.join(map(str, ids))} for {scenario.gpus} GPUs. Correct either."
         )
-    if scenario.gpus == 1:
+    if scenario.gpus == 1 and not scenario.data_parallel.keep_replicas:
         cluster.start(single.program(cluster), "the process")
     else:
         cluster.start(DataParallel(cluster, ids).program(), "the process")
@@ -258,9 +266,7 @@ class DataParallel:
 
     def _flatten(self, thread: Thread, phase: Phase, replica: Replica, chunk: list[Tensor]) -> None:
         """Copy the tensors of a chunk together; one alone is a view."""
-        thread.work(
-            phase, "flatten", self.host.ns(self.costs.tensor_replicate_s, len(chunk))
-        )
+        thread.work(phase, "flatten", self.host.ns(self.costs.tensor_replicate_s, len(chunk)))
         if len(chunk) > 1:
             thread.work(phase, "cat", self.host.ns(self.costs.backward_launch_s))
             duration = self.cluster.device.memory_ns(2 * sum(map(self.size, chunk)))
@@ -286,6 +292,7 @@ class DataParallel:
     # Phases 6 and 7: the forwards, in threads under one interpreter lock
 
     def _parallel_apply(self) -> None:
+        """Launch one replica on the main thread, or several on threads of their own."""
         runs = [self._forward_run(replica) for replica in self.replicas]
         if len(self.replicas) == 1:
             self.main.launch(self.root.stream, Phase.FORWARD, runs[0])
@@ -317,9 +324,7 @@ class DataParallel:
 
     def _gather(self) -> None:
         outputs = 1 if self.options.loss_in_forward else self.workload.output_tensors
-        self.main.work(
-            Phase.GATHER, "Gather", self.host.ns(self.costs.python_function_s, outputs)
-        )
+        self.main.work(Phase.GATHER, "Gather", self.host.ns(self.costs.python_function_s, outputs))
         self.main.work(Phase.GATHER, "allocate", self.host.ns(self.costs.allocation_s, outputs))
         for _ in range(outputs):
             for replica in self.replicas:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from dpsim.engine import Cluster, Mark, Program, Stream, latest
+from dpsim.engine import Cluster, Mark, Program, latest
 from dpsim.errors import InfeasibleError
 from dpsim.schedules._lanes import Lane, Layout, layout
 from dpsim.schedules._registry import SCHEDULES
@@ -354,15 +354,36 @@ class PushingWorker(Worker):
         """Count the bytes of a whole exchange on the links, in the last iteration only."""
         if iteration != self.cluster.iterations:
             return
-        load: dict[int, int] = defaultdict(int)
+        load: dict[str, int] = defaultdict(int)
         for parts in self.service.shards.values():
             for part in parts:
-                load[part.server] += part.nbytes
+                load[self.ways.servers[part.server]] += part.nbytes
         leaders = set(self.service.leaders)
-        for rank in self.ranks:
-            if rank not in leaders:
-                continue
-            for server, nbytes in load.items():
-                end = self.ways.servers[server]
-                self.cluster.account(iteration, f"gpu{rank}", end, nbytes)
-                self.cluster.account(iteration, end, f"gpu{rank}", nbytes)
+        account(self.cluster, [rank for rank in self.ranks if rank in leaders], load)
+
+
+def account(cluster: Cluster, ranks: list[int], load: dict[str, int]) -> None:
+    """Count what ranks push to and pull from server ends that keep `load` bytes each.
+
+    A way over the network is counted in two halves, from the rank to the network and from there to
+    the server: as many steps as there are ranks and servers, not their product.
+    """
+    machine = cluster.machine
+    for rank in ranks:
+        gpu, home = f"gpu{rank}", f"host{machine.node_of(rank)}"
+        far = [end for end in load if machine.nodes + machine.servers > 1 and end != home]
+        for end in load.keys() - set(far):
+            cluster.account(cluster.iterations, gpu, end, load[end])
+            cluster.account(cluster.iterations, end, gpu, load[end])
+        if far:
+            nbytes = sum(load[end] for end in far)
+            cluster.load(machine.route(gpu, far[0]).hops, nbytes, until="net")
+            cluster.load(machine.route(far[0], gpu).hops, nbytes, since="net")
+            cluster.traffic[rank].sent += nbytes
+            cluster.traffic[rank].received += nbytes
+    for end, nbytes in load.items():
+        guests = [r for r in ranks if end.startswith("host") and f"host{machine.node_of(r)}" != end]
+        if guests:
+            gpu = f"gpu{guests[0]}"
+            cluster.load(machine.route(gpu, end).hops, nbytes * len(guests), since="net")
+            cluster.load(machine.route(end, gpu).hops, nbytes * len(guests), until="net")

@@ -32,7 +32,10 @@ def ring(cluster: Cluster) -> None:
     """
     classes = rank_classes(cluster)
     group = Communicator(
-        cluster, range(cluster.scenario.gpus), cluster.machine.nodes, cluster.scenario.ring.all_reduce
+        cluster,
+        range(cluster.scenario.gpus),
+        cluster.machine.nodes,
+        cluster.scenario.ring.all_reduce,
     )
     for c in classes:
         replica = Replica(cluster, c, group, parties=len(classes))
