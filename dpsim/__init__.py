@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpsim.scenario import RingOptions as RingOptions
     from dpsim.scenario import Scenario as Scenario
     from dpsim.scenario import ServerOptions as ServerOptions
-    from dpsim.simulate import predict as predict
+    from dpsim.predict import predict as predict
     from dpsim.timeline import Phase as Phase
     from dpsim.timeline import Timeline as Timeline
     from dpsim.workload import Workload as Workload
@@ -48,7 +48,7 @@ _HOMES = {
     "DataParallelOptions": "scenario",
     "RingOptions": "scenario",
     "ServerOptions": "scenario",
-    "predict": "simulate",
+    "predict": "predict",
     "Prediction": "prediction",
     "Timeline": "timeline",
     "Phase": "timeline",

@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         kept.update(workload=workload, profile=profile, scenario=scenario, network=network)
         return prediction(scenario=scenario, workload=workload.name, profile=profile.name)
 
-    monkeypatch.setattr("dpsim.simulate.predict", predict, raising=False)
+    monkeypatch.setattr("dpsim.predict.predict", predict)
     return kept
 
 
@@ -352,13 +352,13 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 def test_an_error_of_the_tree_ends_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     error = InfeasibleError("one\nline")
-    monkeypatch.setattr("dpsim.simulate.predict", failing(error), raising=False)
+    monkeypatch.setattr("dpsim.predict.predict", failing(error))
     result = run("-v", "simulate")
     assert (5, "dpsim: error: one line\n") == (result.exit_code, result.stderr)
 
 
 def test_a_fault_of_ours_is_one_line_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.simulate.predict", failing(KeyError("x")), raising=False)
+    monkeypatch.setattr("dpsim.predict.predict", failing(KeyError("x")))
     expected = (
         "dpsim: error: unexpected KeyError: 'x'. This is a fault of dpsim; -v shows where it is.\n"
     )
@@ -372,7 +372,7 @@ def test_a_fault_of_ours_is_one_line_unless_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.simulate.predict", failing(KeyboardInterrupt()), raising=False)
+    monkeypatch.setattr("dpsim.predict.predict", failing(KeyboardInterrupt()))
     result = run("simulate")
     assert (130, "dpsim: error: interrupted") == (result.exit_code, result.stderr.strip())
 
@@ -399,7 +399,7 @@ def test_the_result_is_on_stdout_and_warnings_come_last(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = prediction(warnings=("far from\nmeasured",))
-    monkeypatch.setattr("dpsim.simulate.predict", lambda *_: made, raising=False)
+    monkeypatch.setattr("dpsim.predict.predict", lambda *_: made)
     result = run("simulate")
     assert result.stdout.startswith("VERDICT   dp on 8 GPUs")
     assert "dpsim: warning: far from measured\n" == result.stderr
