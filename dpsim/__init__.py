@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpsim.files import save as save
     from dpsim.hardware import HardwareProfile as HardwareProfile
     from dpsim.hardware import Network as Network
+    from dpsim.predict import predict as predict
     from dpsim.prediction import Prediction as Prediction
     from dpsim.report import as_dict as as_dict
     from dpsim.report import as_json as as_json
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from dpsim.scenario import RingOptions as RingOptions
     from dpsim.scenario import Scenario as Scenario
     from dpsim.scenario import ServerOptions as ServerOptions
-    from dpsim.predict import predict as predict
     from dpsim.timeline import Phase as Phase
     from dpsim.timeline import Timeline as Timeline
     from dpsim.workload import Workload as Workload
@@ -63,7 +63,7 @@ _HOMES = {
 _OTHER_NAMES = {"write_trace": "write"}
 """Public names that their module knows by another."""
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - the order of the flow
     "Workload",
     "HardwareProfile",
     "Network",
@@ -109,9 +109,9 @@ def __dir__() -> list[str]:
 
 def _version() -> str:
     """Return the version that is installed, or that of this checkout."""
-    import tomllib
-    from importlib import metadata
-    from pathlib import Path
+    import tomllib  # noqa: PLC0415 - rarely asked for, and importing all takes 40 ms
+    from importlib import metadata  # noqa: PLC0415 - the same
+    from pathlib import Path  # noqa: PLC0415 - the same
 
     try:
         return metadata.version("dpsim-train")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dpsim._parameters import (
+    MOST_GPUS,
     MOST_SEED,
     Listed,
     Named,
@@ -26,13 +27,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _modes() -> list[str]:
-    from dpsim.schedules import SCHEDULES
+    from dpsim.schedules import SCHEDULES  # noqa: PLC0415 - not before a mode is asked for
 
     return SCHEDULES.names()
 
 
 def _algorithms() -> list[str]:
-    from dpsim.collectives import ALGORITHMS
+    from dpsim.collectives import ALGORITHMS  # noqa: PLC0415 - the same
 
     return ["auto", *ALGORITHMS.names()]
 
@@ -100,6 +101,7 @@ _ring = _section("--mode ring (DistributedDataParallel)", "ring")
 _ps = _section("--mode ps (parameter server)", "ps")
 
 _COUNT = Whole(1, infeasible=True)
+_GPUS = Whole(1, most=MOST_GPUS, infeasible=True)
 _RATE = Number(infinite=True)
 
 SIMULATE: tuple[Callable[[Any], Any], ...] = (
@@ -119,7 +121,7 @@ SIMULATE: tuple[Callable[[Any], Any], ...] = (
         type=Named("mode", _modes),
         about="How the batch is spread; single on one GPU and ring on several if not given.",
     ),
-    _what("--gpus", type=_COUNT, about="GPUs in all."),
+    _what("--gpus", type=_GPUS, about="GPUs in all."),
     _what("--nodes", type=_COUNT, about="Nodes; as few as hold the GPUs if not given."),
     _what(
         "--batch",

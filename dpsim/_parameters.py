@@ -23,6 +23,8 @@ else:
 MOST = 1_000_000_000
 """Of counts, milliseconds, mebibytes and factors: more than this is a slip of the keyboard, and
 products with bytes or nanoseconds stay within 64 bits."""
+MOST_GPUS = 1_000_000
+"""Ten times the largest cluster; simulating them takes minutes and some gigabytes."""
 LEAST = 1e-6
 """Of milliseconds, mebibytes, rates and factors, for the same reasons."""
 MOST_SEED = (1 << 63) - 1
@@ -94,14 +96,18 @@ class Named(ParamType):
             raise UnknownNameError(self.name, str(value), self.names())
         return str(value)
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+    def get_metavar(
+        self,
+        param: click.Parameter,  # noqa: ARG002 - click calls it so
+        ctx: click.Context | None = None,  # noqa: ARG002 - the same; click < 8.2 passes none
+    ) -> str:
         """Return the names as help shows them."""
         return f"[{'|'.join(self.names())}]"
 
     def shell_complete(
         self,
-        ctx: click.Context,
-        param: click.Parameter,
+        ctx: click.Context,  # noqa: ARG002 - click calls it so
+        param: click.Parameter,  # noqa: ARG002 - the same
         incomplete: str,
     ) -> list[CompletionItem]:
         """Return the names that begin so."""

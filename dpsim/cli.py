@@ -71,7 +71,7 @@ class Program(click.Group):
             return _fail(settings, "usage", _usage(error, command), error.exit_code)
         except click.Abort:
             return _fail(settings, "interrupted", "interrupted", 130)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the last line of defence
             if settings.verbose:
                 traceback.print_exc()
             text = f"unexpected {type(error).__name__}: {error}. This is a fault of dpsim; "

@@ -115,15 +115,25 @@ class DeviceCosts:
         self.precision = precision
         self.factor = scaling.kernels if scaling else 1.0
         self.peak = _peak(profile, precision)
-        self.compute_scale = HALF if precision in ("fp16", "bf16", "amp") else 1.0
-        self.memory_scale = HALF if precision in ("fp16", "bf16", "amp") else 1.0
+        self.activation_scale = HALF if precision in ("fp16", "bf16", "amp") else 1.0
+        self.parameter_scale = HALF if precision in ("fp16", "bf16") else 1.0
         self.bandwidth = self.device.memory_bandwidth_bytes_per_s.value
+
+    def optimizer_ns(self, ops: Columns, straggle: float = 1.0) -> Int64:
+        """Return the device time of each op of an optimizer step, ns, shape [K].
+
+        Autocast keeps parameters, gradients and optimizer state in 32 bits.
+        """
+        return self._ns(ops, 0, straggle, self.parameter_scale)
 
     def op_ns(self, ops: Columns, batch: int, straggle: float = 1.0) -> Int64:
         """Return the device time of each op at `batch` samples, ns, shape [K]."""
+        return self._ns(ops, batch, straggle, self.activation_scale)
+
+    def _ns(self, ops: Columns, batch: int, straggle: float, scale: float) -> Int64:
         flops = np.maximum(ops.flops[0] + ops.flops[1] * batch, 0.0) / ops.kernels
         nbytes = np.maximum(ops.nbytes[0] + ops.nbytes[1] * batch, 0.0) / ops.kernels
-        nbytes = nbytes * self.memory_scale
+        nbytes = nbytes * scale
         seconds = np.full(len(flops), self.device.kernel_floor_s.value)
         for code, op_class in enumerate(CLASSES):
             mine = ops.op_class == code
@@ -176,10 +186,10 @@ class DeviceCosts:
 
 def _peak(profile: HardwareProfile, precision: Precision) -> Quantity:
     peaks = profile.device.peak_flop_per_s
-    order = {"amp": ("fp16", "bf16")}.get(precision, (precision,))
-    for name in order:
+    names: tuple[Peak, ...] = ("fp16", "bf16") if precision == "amp" else (precision,)
+    for name in names:
         if name in peaks:
-            return peaks[name]  # type: ignore[index]
+            return peaks[name]
     raise InfeasibleError(
         f"profile {profile.name}: {profile.device.name} has no peak for precision '{precision}', "
         f"only for {', '.join(sorted(peaks))}. Choose one of them with --precision."
@@ -233,5 +243,5 @@ class HostCosts:
         others = np.arange(threads, dtype=float)
         return self._array(np.interp(others, table.at, table.value))
 
-    def _array(self, seconds: Floats) -> Int64:
+    def _array(self, seconds: npt.NDArray[np.floating]) -> Int64:
         return np.asarray(seconds * (self.factor * NS_PER_S) + 0.5, dtype=np.int64)

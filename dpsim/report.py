@@ -155,8 +155,9 @@ def as_text(
     rows.append(("BYTES", _links(p.links, None if explain else TOP_LINKS)))
     if explain:
         rows.append(("RANKS", _ranks(p.ranks)))
-    if p.messages:
-        rows.append(("MESSAGES", Text("\n".join(_message(*message) for message in p.messages))))
+    messages = [_message(name, sizes) for name, sizes in p.messages if sizes]
+    if messages:
+        rows.append(("MESSAGES", Text("\n".join(messages))))
     rows.append(("BASIS", _basis(p, width)))
     if assumptions:
         rows.append(("ASSUMED", Text("; ".join(assumptions))))
@@ -218,8 +219,8 @@ def _verdict(p: Prediction) -> Text:
 
 
 def _rate(p: Prediction, per_s: float) -> str:
-    digits = 0 if per_s >= 100 else 1
-    return f"{per_s:,.{digits}f} {p.sample}s/s"
+    number = f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+    return f"{number} {p.sample}s/s"
 
 
 def _setup(p: Prediction) -> list[str]:

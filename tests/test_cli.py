@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from dpsim.workload import Workload
 from tests.predictions import prediction
 
 ROOT = Path(__file__).parents[1]
+PREDICT = importlib.import_module("dpsim.predict")
 Asked = dict[str, Any]
 
 
@@ -48,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         kept.update(workload=workload, profile=profile, scenario=scenario, network=network)
         return prediction(scenario=scenario, workload=workload.name, profile=profile.name)
 
-    monkeypatch.setattr("dpsim.predict.predict", predict)
+    monkeypatch.setattr(PREDICT, "predict", predict)
     return kept
 
 
@@ -227,6 +229,7 @@ WRONG = [
     ("--batch 1e3", 2, "--batch must be a whole number >= 1, got '1e3'. Correct the value."),
     ("--batch " + "9" * 30, 2, f"--batch must be at most 1000000000, got '{'9' * 30}'. Lower the value."),
     ("--gpus 0", 5, "--gpus must be a whole number >= 1, got '0'. Correct the value."),
+    ("--gpus 1000001", 2, "--gpus must be at most 1000000, got '1000001'. Lower the value."),
     ("--gpus x", 2, "--gpus must be a whole number >= 1, got 'x'. Correct the value."),
     ("--batch-per-gpu 0", 5, "--batch-per-gpu must be a whole number >= 1, got '0'. Correct the value."),
     ("--accumulate 0", 2, "--accumulate must be a whole number >= 1, got '0'. Correct the value."),
@@ -352,13 +355,13 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 def test_an_error_of_the_tree_ends_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     error = InfeasibleError("one\nline")
-    monkeypatch.setattr("dpsim.predict.predict", failing(error))
+    monkeypatch.setattr(PREDICT, "predict", failing(error))
     result = run("-v", "simulate")
     assert (5, "dpsim: error: one line\n") == (result.exit_code, result.stderr)
 
 
 def test_a_fault_of_ours_is_one_line_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.predict.predict", failing(KeyError("x")))
+    monkeypatch.setattr(PREDICT, "predict", failing(KeyError("x")))
     expected = (
         "dpsim: error: unexpected KeyError: 'x'. This is a fault of dpsim; -v shows where it is.\n"
     )
@@ -372,7 +375,7 @@ def test_a_fault_of_ours_is_one_line_unless_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.predict.predict", failing(KeyboardInterrupt()))
+    monkeypatch.setattr(PREDICT, "predict", failing(KeyboardInterrupt()))
     result = run("simulate")
     assert (130, "dpsim: error: interrupted") == (result.exit_code, result.stderr.strip())
 
@@ -399,7 +402,7 @@ def test_the_result_is_on_stdout_and_warnings_come_last(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = prediction(warnings=("far from\nmeasured",))
-    monkeypatch.setattr("dpsim.predict.predict", lambda *_: made)
+    monkeypatch.setattr(PREDICT, "predict", lambda *_: made)
     result = run("simulate")
     assert result.stdout.startswith("VERDICT   dp on 8 GPUs")
     assert "dpsim: warning: far from measured\n" == result.stderr
@@ -438,6 +441,22 @@ def test_json_is_one_document_and_the_same_every_time(asked: Asked) -> None:
     assert first.stdout == run("simulate", "--gpus", "4", "--json").stdout
     assert json.loads(first.stdout)["ok"] is True
     assert "" == first.stderr
+
+
+@pytest.mark.parametrize("mode", ["single", "dp", "ps", "ring"])
+def test_a_simulated_step_is_the_same_every_time_and_has_a_valid_trace(
+    mode: str, tmp_path: Path
+) -> None:
+    gpus = "1" if mode == "single" else "3"
+    words = ("simulate", "--model", "small-cnn", "--gpus", gpus, "--mode", mode)
+    first = run(*words, "--json", "--trace", str(tmp_path / "step.json"))
+    assert (0, "") == (first.exit_code, first.stderr)
+    assert first.stdout == run(*words, "--json").stdout
+    assert mode == json.loads(first.stdout)["scenario"]["mode"]
+    assert 10 < len(json.loads((tmp_path / "step.json").read_text())["traceEvents"])
+    shown = run(*words, "--explain").stdout
+    assert ["VERDICT", mode, "on"] == shown.split()[:3]
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_trace_is_written_and_said(asked: Asked, tmp_path: Path) -> None:
@@ -547,8 +566,7 @@ def test_public_names_exist_and_are_listed() -> None:
     assert set(dpsim.__all__) <= set(dir(dpsim))
     assert {"__version__", *dpsim._HOMES} == set(dpsim.__all__)
     for name in dpsim.__all__:
-        if name != "predict":
-            assert getattr(dpsim, name) is not None
+        assert getattr(dpsim, name) is not None
     with pytest.raises(AttributeError, match="module 'dpsim' has no attribute 'nothing'"):
         _ = dpsim.nothing
 
