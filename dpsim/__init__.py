@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpsim.files import save as save
     from dpsim.hardware import HardwareProfile as HardwareProfile
     from dpsim.hardware import Network as Network
-    from dpsim.predict import predict as predict
+    from dpsim.answer import predict as predict
     from dpsim.prediction import Prediction as Prediction
     from dpsim.report import as_dict as as_dict
     from dpsim.report import as_json as as_json
@@ -48,7 +48,7 @@ _HOMES = {
     "DataParallelOptions": "scenario",
     "RingOptions": "scenario",
     "ServerOptions": "scenario",
-    "predict": "predict",
+    "predict": "answer",
     "Prediction": "prediction",
     "Timeline": "timeline",
     "Phase": "timeline",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from dpsim.costs import Scaling
 from dpsim.errors import InfeasibleError
-from dpsim.units import format_duration, to_ns
+from dpsim.units import NS_PER_S, format_duration, to_ns
 
 SMALLEST, LARGEST = 1e-3, 1e3
 """Factors tried: a host or a device a thousand times faster or slower than its profile."""
@@ -26,8 +27,16 @@ def solve(step_ns: Callable[[Scaling], int], bound: str, anchor_s: float) -> Sca
         anchor_s: The measured step, seconds.
 
     Raises:
-        InfeasibleError: No factor reaches the anchor: something that is not scaled takes longer.
+        InfeasibleError: No factor reaches the anchor: something that is not scaled takes longer,
+            or the anchor is as long as no machine of the kind would take.
     """
+    most = step_ns(Scaling(kernels=LARGEST, host=LARGEST))
+    if anchor_s * NS_PER_S > most:
+        raise InfeasibleError(
+            f"--anchor-step-ms must be reachable, got {format_duration(anchor_s * NS_PER_S)}: "
+            f"work {LARGEST:.0f} times slower than the profile's takes {format_duration(most)}. "
+            "Check the unit, the batch of the measurement (--anchor-batch) and the profile."
+        )
     target = to_ns(anchor_s)
     ways: tuple[Callable[[float], Scaling], ...] = (
         (lambda x: Scaling(kernels=x)) if bound == "device" else (lambda x: Scaling(host=x)),
@@ -51,9 +60,9 @@ def _root(excess: Callable[[float], int]) -> float | None:
     if excess(low) > 0 or excess(high) < 0:
         return None
     while high / low > 1 + TOLERANCE:
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         over = excess(middle)
         if over == 0:
             return middle
         low, high = (low, middle) if over > 0 else (middle, high)
-    return (low * high) ** 0.5
+    return math.sqrt(low * high)

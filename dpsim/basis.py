@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
+from dpsim.costs import COMPUTE, DEFAULT_SHARE, DeviceCosts
 from dpsim.engine import Cluster
 from dpsim.hardware import Basis, EfficiencyTable, Quantity, Table
 from dpsim.prediction import BasisEntry
+from dpsim.workload import OpClass
 
 ORDER = (Basis.MEASURED, Basis.PUBLISHED, Basis.MODELLED, Basis.ASSUMED)
 """Best first."""
@@ -22,17 +24,8 @@ def basis_of(cluster: Cluster, *, anchored: bool) -> tuple[BasisEntry, ...]:
         anchored: Were kernels or host work scaled to a measured step?
     """
     profile, network = cluster.machine.profile, cluster.machine.network
-    device = profile.device
     entries = [
-        _weakest(
-            "compute",
-            [
-                cluster.device.peak,
-                device.memory_bandwidth_bytes_per_s,
-                device.kernel_floor_s,
-                *device.efficiency,
-            ],
-        ),
+        _weakest("compute", _compute(cluster)),
         _weakest("host", _quantities(profile.host)),
     ]
     if anchored:
@@ -53,6 +46,34 @@ def basis_of(cluster: Cluster, *, anchored: bool) -> tuple[BasisEntry, ...]:
     if network is not None and any("net" in hop.split(">") for hop in used):
         entries.append(_weakest("network", [network.bandwidth_bytes_per_s, network.latency_s]))
     return tuple(entries)
+
+
+def _compute(cluster: Cluster) -> list[Entry]:
+    """Return what the kernels of the run were timed with: no peak or table of another precision."""
+    costs, workload, scenario = cluster.device, cluster.workload, cluster.scenario
+    ops = list(workload.forward)
+    if not scenario.evaluation:
+        entry = workload.optimizer(scenario.optimizer, scenario.optimizer_implementation)
+        ops += [*workload.backward, *(entry.ops if entry else ())]
+    classes = {op.op_class for op in ops if op.kernels}
+    if scenario.gpus > 1:
+        classes.add(OpClass.COPY)  # chunks and buckets
+    found: list[Entry] = [costs.device.memory_bandwidth_bytes_per_s, costs.device.kernel_floor_s]
+    for op_class in OpClass:
+        if op_class in classes:
+            found += _of_class(costs, op_class)
+    return found
+
+
+def _of_class(costs: DeviceCosts, op_class: OpClass) -> list[Entry]:
+    """Return the peak and the tables that kernels of one class are timed with."""
+    by_bytes = None if op_class in COMPUTE else costs.table(op_class)
+    found: list[Entry] = [by_bytes or costs.table(OpClass.ELEMENTWISE) or NO_TABLE]
+    if op_class in COMPUTE:
+        precision = costs.compute_precision(op_class)
+        found.append(costs.device.peak_flop_per_s[precision])
+        found.append(costs.table(op_class, precision) or NO_TABLE)
+    return found
 
 
 def _quantities(record: object) -> list[Entry]:
@@ -93,6 +114,12 @@ def _collectives(cluster: Cluster) -> list[BasisEntry]:
     return list(found.values())
 
 
+NO_TABLE = Quantity(
+    value=DEFAULT_SHARE,
+    basis=Basis.ASSUMED,
+    source="share of a peak for a class of ops without an efficiency table",
+    spread=0.3,
+)
 MODEL_SPREAD = 0.35
 """NCCL's model against the measured tables of the shipped profiles: within 25 % of every largest
 single-node all-reduce, within 35 % over nodes (tests/test_profiles.py)."""

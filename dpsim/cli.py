@@ -217,7 +217,7 @@ def simulate(
 
     from dpsim import report
     from dpsim._question import question_of
-    from dpsim.predict import predict
+    from dpsim.answer import predict
 
     settings = ctx.ensure_object(Settings)
     if trace == "-" and as_json:

@@ -144,26 +144,26 @@ class DeviceCosts:
 
     def memory_ns(self, nbytes: float, straggle: float = 1.0) -> int:
         """Return the time of one byte-bound kernel that moves `nbytes`, ns."""
-        share = self._table(OpClass.COPY)
+        share = self.table(OpClass.COPY)
         rate = self.bandwidth * (float(share.at(np.array([nbytes]))[0]) if share else DEFAULT_SHARE)
         seconds = max(nbytes / rate, self.device.kernel_floor_s.value)
         return to_ns(seconds * self.factor * straggle)
 
     def _class_s(self, op_class: OpClass, flops: Floats, nbytes: Floats) -> Floats:
         floor = self.device.kernel_floor_s.value
-        by_bytes = self._table(OpClass.ELEMENTWISE if op_class in COMPUTE else op_class)
-        by_bytes = by_bytes or self._table(OpClass.ELEMENTWISE)
+        by_bytes = self.table(OpClass.ELEMENTWISE if op_class in COMPUTE else op_class)
+        by_bytes = by_bytes or self.table(OpClass.ELEMENTWISE)
         share = by_bytes.at(nbytes) if by_bytes else DEFAULT_SHARE
         seconds = np.maximum(nbytes / (share * self.bandwidth), floor)
         if op_class in COMPUTE:
-            precision = self._compute_precision(op_class)
-            table = self._table(op_class, precision)
+            precision = self.compute_precision(op_class)
+            table = self.table(op_class, precision)
             reached = table.at(flops) if table else DEFAULT_SHARE
             peak = self.device.peak_flop_per_s[precision]
             seconds = np.maximum(seconds, flops / (reached * peak.value))
         return np.asarray(seconds)
 
-    def _compute_precision(self, op_class: OpClass) -> Peak:
+    def compute_precision(self, op_class: OpClass) -> Peak:
         """Return the precision that a class computes in.
 
         PyTorch lets cuDNN use TF32 by default, but not cuBLAS (torch.backends.cudnn.allow_tf32 is
@@ -176,7 +176,8 @@ class DeviceCosts:
             return "tf32" if "tf32" in self.device.peak_flop_per_s else "fp32"
         return self.precision
 
-    def _table(self, op_class: OpClass, precision: str = "") -> EfficiencyTable | None:
+    def table(self, op_class: OpClass, precision: str = "") -> EfficiencyTable | None:
+        """Return the efficiency table of a class: that of the precision, else that of any."""
         for dtype in (precision, ""):
             for table in self.device.efficiency:
                 if (table.op_class, table.dtype) == (op_class, dtype):
@@ -227,9 +228,8 @@ class HostCosts:
         launch to a Python launch.
         """
         host = self.host
-        view = host.view_s.value * (
-            host.backward_launch_s.value / (host.launch_gil_s.value + host.launch_free_s.value)
-        )
+        python = host.launch_gil_s.value + host.launch_free_s.value
+        view = host.view_s.value * (host.backward_launch_s.value / python if python else 1.0)
         each = (
             host.backward_launch_s.value
             + (ops.kernels - 1) * host.kernel_launch_s.value

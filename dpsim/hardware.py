@@ -14,7 +14,6 @@ from dpsim.records import (
     NonNegativeFloat,
     PositiveCount,
     PositiveFloat,
-    Share,
     record,
 )
 from dpsim.workload import OpClass
@@ -52,6 +51,18 @@ def _check_positive(quantity: Quantity) -> Quantity:
 
 PositiveQuantity = Annotated[Quantity, AfterValidator(_check_positive)]
 """A quantity that divides: a bandwidth, a peak."""
+LONGEST_S = 1000.0
+"""Longest duration that a profile may state: no launch or copy takes a quarter of an hour."""
+
+
+def _check_duration(quantity: Quantity) -> Quantity:
+    if not quantity.value <= LONGEST_S:
+        raise ValueError(f"value must be at most {LONGEST_S:.0f} s, got {quantity.value}")
+    return quantity
+
+
+Duration = Annotated[Quantity, AfterValidator(_check_duration)]
+"""A quantity of seconds."""
 
 
 @record
@@ -68,24 +79,33 @@ class Table:
     def _check(self) -> Table:
         if not self.at or len(self.at) != len(self.value):
             raise ValueError(
-                f"at and value must have the same length >= 1, got {len(self.at)} and {len(self.value)}"
+                f"at and value must have the same length >= 1, got {len(self.at)} and "
+                f"{len(self.value)}"
             )
         if any(b <= a for a, b in zip(self.at, self.at[1:], strict=False)):
             raise ValueError("at must ascend")
         return self
 
 
+CONV_LIMIT = 2.5
+"""Most of a peak that a convolution can seem to reach. Winograd's F(2x2, 3x3) multiplies 16 times
+where the direct convolution, whose FLOP are counted, multiplies 36 times: 2.25 (Lavin and Gray,
+CVPR 2016, section 4.1); clocks above the data sheet's add to it."""
+
+
 @record
 class EfficiencyTable:
     """Share of a peak that ops of one class reach, by the work of one kernel.
 
+    A share is at most 1; for conv, whose FLOP are those of the direct convolution, at most
+    `CONV_LIMIT`.
     Work is in FLOP for gemm, conv, attention and rnn, and in bytes for all other classes.
     Between entries the share is interpolated on the logarithm of the work; outside it is constant.
     """
 
     op_class: OpClass
     work: tuple[PositiveFloat, ...]
-    share: tuple[Share, ...]
+    share: tuple[PositiveFloat, ...]
     basis: Basis
     source: Name
     spread: NonNegativeFloat = 0.0
@@ -97,11 +117,17 @@ class EfficiencyTable:
             raise ValueError("work and share must have the same length >= 1")
         if any(b <= a for a, b in zip(self.work, self.work[1:], strict=False)):
             raise ValueError("work must ascend")
+        limit = CONV_LIMIT if self.op_class == OpClass.CONV else 1.0
+        if max(self.share) > limit:
+            raise ValueError(
+                f"share must be <= {limit:g} for {self.op_class}, got {max(self.share)}"
+            )
         return self
 
     def at(self, work: np.ndarray) -> np.ndarray:
         """Return the share for each amount of work (float array of any shape)."""
-        return np.interp(np.log(np.maximum(work, 1.0)), np.log(self.work), self.share)
+        known = np.log(self.work)
+        return np.asarray(np.interp(np.log(np.maximum(work, 1.0)), known, self.share))
 
 
 Architecture = Literal[
@@ -119,9 +145,9 @@ class Device:
     memory_bandwidth_bytes_per_s: PositiveQuantity
     memory_bytes: PositiveQuantity
     multiprocessors: PositiveCount
-    kernel_floor_s: Quantity  # shortest kernel, gap to the next included
+    kernel_floor_s: Duration  # shortest kernel, gap to the next included
     efficiency: tuple[EfficiencyTable, ...]
-    copy_latency_s: Quantity  # start of one device-initiated copy
+    copy_latency_s: Duration  # start of one device-initiated copy
 
 
 @record
@@ -129,31 +155,31 @@ class Host:
     """One host process and its interpreter: what launching costs, in seconds an operation."""
 
     gil: bool = True  # False for a free-threaded interpreter
-    launch_gil_s: Quantity  # of an eager op in Python: the part that holds the GIL
-    launch_free_s: Quantity  # the part that does not: dispatch, autograd, allocator, launch
-    kernel_launch_s: Quantity  # each further kernel of one op (bare launch call)
-    view_s: Quantity  # an op without kernel (GIL held)
-    module_call_s: Quantity  # nn.Module.__call__ (GIL held)
-    backward_launch_s: Quantity  # an op launched by the C++ autograd engine
+    launch_gil_s: Duration  # of an eager op in Python: the part that holds the GIL
+    launch_free_s: Duration  # the part that does not: dispatch, autograd, allocator, launch
+    kernel_launch_s: Duration  # each further kernel of one op (bare launch call)
+    view_s: Duration  # an op without kernel (GIL held)
+    module_call_s: Duration  # nn.Module.__call__ (GIL held)
+    backward_launch_s: Duration  # an op launched by the C++ autograd engine
     gil_handover_s: Table  # extra cost of one GIL retake, by number of *other* threads that want it
-    thread_s: Quantity  # create, start and join one thread
-    python_function_s: Quantity  # one Python autograd.Function call, forward or backward
-    module_replicate_s: Quantity  # replicate(): one module, one replica
+    thread_s: Duration  # create, start and join one thread
+    python_function_s: Duration  # one Python autograd.Function call, forward or backward
+    module_replicate_s: Duration  # replicate(): one module, one replica
     tensor_replicate_s: (
-        Quantity  # replicate(): one parameter or buffer, one replica (narrow, view, wrap, setattr)
+        Duration  # replicate(): one parameter or buffer, one replica (narrow, view, wrap, setattr)
     )
-    device_check_s: Quantity  # DataParallel's device check: one parameter or buffer
-    collective_s: Quantity  # enqueue one NCCL group or ProcessGroup call
-    collective_rank_s: Quantity  # each rank's kernel inside a single-process NCCL group
-    copy_launch_s: Quantity  # one cudaMemcpyAsync with its events
-    event_s: Quantity  # record or wait for one event
-    sync_s: Quantity  # return from a stream synchronise
-    allocation_s: Quantity  # one cached allocation
-    hook_s: Quantity  # DDP's gradient hook on one parameter, its copy kernel's launch apart
-    accumulate_grad_s: Quantity  # one AccumulateGrad node
-    optimizer_step_s: Quantity  # optimizer.step(), the part that does not grow
-    optimizer_tensor_s: Quantity  # optimizer.step(), each parameter tensor
-    iteration_s: Quantity  # the training loop's own Python, zero_grad included
+    device_check_s: Duration  # DataParallel's device check: one parameter or buffer
+    collective_s: Duration  # enqueue one NCCL group or ProcessGroup call
+    collective_rank_s: Duration  # each rank's kernel inside a single-process NCCL group
+    copy_launch_s: Duration  # one cudaMemcpyAsync with its events
+    event_s: Duration  # record or wait for one event
+    sync_s: Duration  # return from a stream synchronise
+    allocation_s: Duration  # one cached allocation
+    hook_s: Duration  # DDP's gradient hook on one parameter, its copy kernel's launch apart
+    accumulate_grad_s: Duration  # one AccumulateGrad node
+    optimizer_step_s: Duration  # optimizer.step(), the part that does not grow
+    optimizer_tensor_s: Duration  # optimizer.step(), each parameter tensor
+    iteration_s: Duration  # the training loop's own Python, zero_grad included
     launch_queue: PositiveCount = 1024  # launches that fit on one stream before the host blocks
     memory_bandwidth_bytes_per_s: PositiveQuantity  # all cores, read + write
     reduce_bytes_per_s: PositiveQuantity  # gradient bytes that one thread adds a second
@@ -171,7 +197,7 @@ class Link:
     ends: tuple[Name, Name]  # "gpu0", "switch1", "cpu0", "nic0"
     kind: LinkKind
     bandwidth_bytes_per_s: PositiveQuantity  # payload, each direction
-    latency_s: Quantity
+    latency_s: Duration
     duplex: bool = True
 
     @property
@@ -240,7 +266,7 @@ class Network:
 
     name: Name
     bandwidth_bytes_per_s: PositiveQuantity  # payload of one NIC, each direction
-    latency_s: Quantity  # one way, one message
+    latency_s: Duration  # one way, one message
     flow_bytes_per_s: PositiveQuantity  # the most that one connection reaches
     rdma: bool
     description: str = ""

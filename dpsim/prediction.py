@@ -38,8 +38,8 @@ class PhaseTime:
 
     phase: Phase
     host_ns: int  # the busiest host thread of rank 0's process
-    device_ns: int  # all streams of rank 0 (GPU 0), or the server
-    other_ns: int  # all streams of the rank, not rank 0, that spends most time in it
+    device_ns: int  # any stream of rank 0 (GPU 0), or the busiest server
+    other_ns: int  # any stream of the rank, not rank 0, that spends most time in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 T = TypeVar("T")
 
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+"""A finite float of either sign."""
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite float > 0."""
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A finite float >= 0."""
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 """A rate > 0; infinity stands for "free" in limits and counterfactuals. NaN fails `> 0`."""
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-"""A share in (0, 1]."""
 Count = Annotated[int, Field(ge=0, strict=True)]
 """A whole number >= 0."""
 PositiveCount = Annotated[int, Field(ge=1, strict=True)]

@@ -9,6 +9,8 @@ from pydantic import Field
 from dpsim.records import Count, Name, PositiveCount, PositiveFloat, Rate, record
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "amp"]
+Slowness = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+"""A factor on compute time: a device a thousand times slower is no device."""
 SyncPoint = Literal["item-after-loss", "item-after-step", "none"]
 
 
@@ -72,7 +74,7 @@ class Scenario:
     iteration: Annotated[int, Field(ge=0)] = 0  # 0: steady state; 1, 2, 3: that one
     device_ids: tuple[Count, ...] = ()  # () for 0..gpus-1
     split: tuple[PositiveCount, ...] = ()  # samples a rank; () for the mode's own rule
-    stragglers: tuple[tuple[Count, PositiveFloat], ...] = ()  # (rank, factor on compute time)
+    stragglers: tuple[tuple[Count, Slowness], ...] = ()  # (rank, factor on compute time)
     seed: Count = 0
     anchor_step_s: PositiveFloat | None = None  # a measured single-GPU step
     anchor_batch: PositiveCount | None = None  # its batch; None: that of the one GPU compared with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dpsim.costs import DeviceCosts, HostCosts, Scaling
 from dpsim.engine import Cluster
@@ -17,6 +18,11 @@ FIRST_TRY = {"ring": 4}
 """Iterations after which a step mostly repeats: 3, but DDP rebuilds its buckets in the second."""
 MOST_ITERATIONS = 32
 """After these, the mean of the last half is taken, with a warning."""
+SETTLED = 0.02
+"""Where flows share links, their order may differ from step to step for ever. Steps of the last
+half that differ by at most this share of their mean have settled: no profile is known better."""
+FEWEST_STEPS = 3
+"""Steps of the last half, at least, that are compared so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +47,8 @@ def simulate(
 ) -> Simulation:
     """Return the simulated step.
 
-    The steady state is reached when two steps in a row take the same nanoseconds.
+    The steady state is reached when two steps in a row take the same nanoseconds, or several about
+    the same (`SETTLED`), whose mean is then taken.
 
     Raises:
         InfeasibleError: The scenario cannot run as asked.
@@ -65,7 +72,7 @@ def simulate(
         done = _window(cluster, scenario)
         if scenario.iteration or done.steady or iterations >= MOST_ITERATIONS:
             return done
-        iterations *= 2
+        iterations = min(2 * iterations, MOST_ITERATIONS)
 
 
 def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
@@ -77,10 +84,8 @@ def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
 def _window(cluster: Cluster, scenario: Scenario) -> Simulation:
     """Return the last step: from the end of the one before, over all ranks, to its own end."""
     ends = [0, *(max(step) for step in zip(*cluster.ends.values(), strict=True))]
-    steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    steady = bool(scenario.iteration) or steps[-1] == steps[-2]
-    half = steps[len(steps) // 2 :]
-    step_ns = steps[-1] if steady else round(sum(half) / len(half))
+    steps = [b - a for a, b in pairwise(ends)]
+    steady, step_ns = (True, steps[-1]) if scenario.iteration else _settle(steps)
     if step_ns <= 0:
         raise InfeasibleError(
             f"the step must take some time, got {step_ns} ns for model "
@@ -89,3 +94,13 @@ def _window(cluster: Cluster, scenario: Scenario) -> Simulation:
     return Simulation(
         cluster=cluster, start_ns=ends[-2], end_ns=ends[-1], steady=steady, step_ns=step_ns
     )
+
+
+def _settle(steps: list[int]) -> tuple[bool, int]:
+    """Return whether the steps have settled, and what they take, ns."""
+    if steps[-1] == steps[-2]:
+        return True, steps[-1]
+    half = steps[len(steps) // 2 :]
+    mean = round(sum(half) / len(half))
+    settled = len(half) >= FEWEST_STEPS and max(half) - min(half) <= SETTLED * mean
+    return settled, mean

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import prod
 from typing import Literal
 
-from dpsim.records import Count, Name, NonNegativeFloat, PositiveCount, record
+from dpsim.records import Count, FiniteFloat, Name, NonNegativeFloat, PositiveCount, record
 
 FORMAT = "dpsim.workload"
 VERSION = 1
@@ -47,8 +47,8 @@ class OpClass(StrEnum):
 class Linear:
     """A quantity that is `fixed + per_sample * batch`."""
 
-    fixed: float = 0.0
-    per_sample: float = 0.0
+    fixed: FiniteFloat = 0.0
+    per_sample: FiniteFloat = 0.0
 
     def at(self, batch: int) -> float:
         """Return the value for a batch of `batch` samples; never negative."""

@@ -29,7 +29,7 @@ from dpsim.workload import Workload
 from tests.predictions import prediction
 
 ROOT = Path(__file__).parents[1]
-PREDICT = importlib.import_module("dpsim.predict")
+PREDICT = importlib.import_module("dpsim.answer")
 Asked = dict[str, Any]
 
 

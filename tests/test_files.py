@@ -11,15 +11,18 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dpsim import files
 from dpsim._bundle import bundled
 from dpsim.errors import FormatVersionError, InputError, MissingProfileError, UnknownNameError
 from dpsim.hardware import (
+    LONGEST_S,
     Architecture,
     Basis,
     CollectiveTable,
     Device,
+    Duration,
     EfficiencyTable,
     HardwareProfile,
     Host,
@@ -60,6 +63,7 @@ def quantities(value: st.SearchStrategy[float]) -> st.SearchStrategy[Quantity]:
 
 QUANTITY = quantities(st.floats(0, math.inf))
 POSITIVE_QUANTITY = quantities(st.floats(0, math.inf, exclude_min=True))
+DURATION = quantities(st.floats(0, LONGEST_S))
 LINEAR = st.builds(Linear, fixed=FINITE, per_sample=FINITE)
 
 
@@ -88,6 +92,8 @@ def _by_type(hint: Any) -> st.SearchStrategy[Any]:
         return known[hint]
     if hint == PositiveQuantity:
         return POSITIVE_QUANTITY
+    if hint == Duration:
+        return DURATION
     if get_origin(hint) is Annotated:
         return _by_constraint(hint)
     if str(get_origin(hint)) == "typing.Literal":
@@ -532,3 +538,14 @@ def test_a_long_value_is_cut() -> None:
 def test_a_record_refuses_bad_values_from_python_too() -> None:
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         dataclasses.replace(known(1.0), value=-1.0)
+
+
+def test_a_duration_that_no_machine_takes_is_refused() -> None:
+    text = "value must be at most 1000 s, got inf"
+    with pytest.raises(ValidationError, match=text):
+        Link(
+            ends=("gpu0", "cpu0"),
+            kind="pcie",
+            bandwidth_bytes_per_s=known(1e9),
+            latency_s=known(math.inf),
+        )

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 from dpsim.engine.fairness import RESOLUTION, UNLIMITED, Ints, Units, fill, rate_units
@@ -93,10 +92,10 @@ class _Group:
     """
 
     links: tuple[_Link, ...]  # as often as they are crossed
-    own: tuple[bool, ...]  # of `links`: each of `count` equal flows has a copy of that link
+    sharers: tuple[int, ...]  # of `links`: how many of `count` equal flows share a copy; 0: all
     cap: Units
     limits: Ints  # indexes of the links with a finite rate
-    own_limits: NDArray[np.bool_]  # `own` of these
+    limit_sharers: Ints  # `sharers` of these
     loads: Ints  # how many times the rate of one flow each of `limits` carries
     flows: list[tuple[int, _Flow]] = field(default_factory=list)  # heap by final level
     count: int = 0  # flows, each as often as its count
@@ -141,13 +140,14 @@ class _Group:
 
     def _change(self, count: int) -> None:
         self.count += count
-        self.loads = np.where(self.own_limits, len(self.flows), self.count)
+        copies = self.limit_sharers * len(self.flows)
+        self.loads = np.where(self.limit_sharers > 0, copies, self.count)
         self.end_ns = CHANGED
 
     def enter_bytes(self, nbytes: int, count: int) -> None:
         """Add the bytes of a flow to its links."""
-        for link, own in zip(self.links, self.own, strict=True):
-            link.nbytes += nbytes if own else nbytes * count
+        for link, sharers in zip(self.links, self.sharers, strict=True):
+            link.nbytes += nbytes * (sharers or count)
 
     def hold(self, now_ns: int) -> None:
         """Take the links into use."""
@@ -180,7 +180,7 @@ class Network:
         self._rates = rates
         self._links: dict[str, _Link] = {}
         self._capacity: Ints = np.zeros(0, np.int64)
-        self._groups: dict[tuple[tuple[str, ...], frozenset[str], Units], _Group] = {}
+        self._groups: dict[tuple[tuple[str, ...], tuple[int, ...], Units], _Group] = {}
         self._active: list[_Group] = []
         self._waiting: list[tuple[_Group, _Flow]] = []
         self._started = 0
@@ -194,7 +194,7 @@ class Network:
         *,
         latency_ns: int = 0,
         count: int = 1,
-        own: frozenset[str] = frozenset(),
+        own: Mapping[str, int] | frozenset[str] = frozenset(),
         cap_bytes_per_s: float = math.inf,
         label: str = "",
     ) -> simpy.Event:
@@ -208,8 +208,9 @@ class Network:
             nbytes: Bytes of one flow, >= 0.
             latency_ns: Sum of the latencies of the route, >= 0.
             count: Number of equal flows that this one stands for, >= 1; a link carries all.
-            own: Hops of which each of the `count` flows has one of its own (its NIC, say). They
-                carry one flow, and their use is that of one of them.
+            own: Hops of which each of the `count` flows has one of its own (its NIC, say), or how
+                many flows have one together (the NIC of a node), a divisor of `count`. One of
+                them is looked at: it carries so many flows, and its use is what these put on it.
             cap_bytes_per_s: Most that one flow can take (one connection), > 0.
             label: What is sent, for `in_flight`.
 
@@ -221,8 +222,14 @@ class Network:
                 f"network: a transfer needs nbytes >= 0, latency_ns >= 0 and count >= 1, got "
                 f"{nbytes}, {latency_ns} and {count} for '{label}'. Correct the schedule."
             )
+        sharers = own if isinstance(own, Mapping) else dict.fromkeys(own, 1)
+        if any(not 1 <= n <= count or count % n for n in sharers.values()):
+            raise InputError(
+                f"network: the flows that share a hop must divide count {count}, got "
+                f"{dict(sharers)} for '{label}'. Correct the schedule."
+            )
         group = self._group(
-            hops, own, rate_units(cap_bytes_per_s, f"network: the cap of '{label}'")
+            hops, sharers, rate_units(cap_bytes_per_s, f"network: the cap of '{label}'")
         )
         if nbytes == 0 or (group.cap == UNLIMITED and len(group.limits) == 0):
             group.enter_bytes(nbytes, count)
@@ -253,18 +260,19 @@ class Network:
     def _now(self) -> int:
         return int(self._env.now)
 
-    def _group(self, hops: tuple[str, ...], own: frozenset[str], cap: Units) -> _Group:
+    def _group(self, hops: tuple[str, ...], own: Mapping[str, int], cap: Units) -> _Group:
         """Return the group of flows with these links and cap, made when it is new."""
-        key = (hops, own, cap)
+        sharers = tuple(own.get(name, 0) for name in hops)
+        key = (hops, sharers, cap)
         if key not in self._groups:
             links = tuple(self._link(name) for name in hops)
             finite = [i for i, link in enumerate(links) if link.rate != UNLIMITED]
             self._groups[key] = _Group(
                 links=links,
-                own=tuple(name in own for name in hops),
+                sharers=sharers,
                 cap=cap,
                 limits=np.array([links[i].index for i in finite], np.int64),
-                own_limits=np.array([hops[i] in own for i in finite], np.bool_),
+                limit_sharers=np.array([sharers[i] for i in finite], np.int64),
                 loads=np.zeros(len(finite), np.int64),
             )
         return self._groups[key]

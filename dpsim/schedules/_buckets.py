@@ -32,20 +32,26 @@ def buckets(
 
     Before the rebuild: packed in definition order and reversed, with no limit unless unused
     parameters are searched for or a list of caps is given - one bucket, then. After it: packed in
-    the order in which gradients became ready.
+    the order in which gradients became ready, unused parameters last.
 
     Source: torch/nn/parallel/distributed.py _ddp_init_helper, reducer.cpp rebuild_buckets.
     """
     rebuilt = rebuild_iteration(options)
     limits = bucket_limits(options)
+    order = [ready.parameter for ready in workload.gradients] + unused_parameters(workload)
     if rebuilt is not None and iteration >= rebuilt:
-        order = [ready.parameter for ready in workload.gradients]
         return _pack(workload, order, limits, size)
-    order = sorted(ready.parameter for ready in workload.gradients)
+    order.sort()
     limited = options.find_unused_parameters and not options.static_graph
     if not limited and not options.bucket_list_bytes:
         limits = (float("inf"),)
     return tuple(reversed(_pack(workload, order, limits, size)))
+
+
+def unused_parameters(workload: Workload) -> list[int]:
+    """Return the trainable parameters that backward gives no gradient."""
+    given = {ready.parameter for ready in workload.gradients}
+    return [i for i, p in enumerate(workload.parameters) if p.trainable and i not in given]
 
 
 def bucket_limits(options: RingOptions) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from dpsim.collectives import Call
@@ -16,7 +16,9 @@ from dpsim.workload import Tensor
 class Replica:
     """One GPU: its stream, its forward thread and its autograd thread."""
 
-    def __init__(self, cluster: Cluster, position: int, gpu: int, batch: int, first: Worker) -> None:
+    def __init__(
+        self, cluster: Cluster, position: int, gpu: int, batch: int, first: Worker
+    ) -> None:
         """Take a position in device_ids; position 0 is the worker that holds the parameters."""
         self.gpu = gpu
         self.name = f"gpu{gpu}"
@@ -40,7 +42,7 @@ class Replica:
         return self.runs.device.memory_ns(nbytes, self.runs.straggle)
 
 
-class Replicas(Sequence[Replica]):
+class Replicas:
     """The replicas that get samples, the root first, and what moves between them."""
 
     def __init__(self, cluster: Cluster, first: Worker, replicas: list[Replica]) -> None:
@@ -48,24 +50,23 @@ class Replicas(Sequence[Replica]):
         self.cluster = cluster
         self.host = cluster.host
         self.costs = cluster.host.host
-        self.nccl = cluster.scenario.data_parallel.nccl
+        self.nccl = cluster.scenario.data_parallel.nccl  # False: builds without it copy
         self.strided = cluster.scenario.data_parallel.dim > 0
-        self.pageable = not cluster.scenario.pinned_input
         self.home = first.home
         self.root = replicas[0]
         self.size = self.root.runs.wire_bytes
         self.iteration = 0
-        self._replicas = replicas
+        self.all = tuple(replicas)
         self._group = Communicator(cluster, [r.gpu for r in replicas], 1, "auto")
         self._inputs: list[Stream] = []
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._replicas)
+        return len(self.all)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # as Sequence has it
-        """Return one of them, or several."""
-        return self._replicas[index]
+    def __iter__(self) -> Iterator[Replica]:
+        """Yield them in the order of device_ids."""
+        return iter(self.all)
 
     # Copies
 
@@ -134,7 +135,7 @@ class Replicas(Sequence[Replica]):
 
     def broadcast(self, thread: Thread, phase: Phase, chunk: list[Tensor]) -> None:
         """Send a chunk from the root to all others, who take views of it."""
-        others = self._replicas[1:]
+        others = self.all[1:]
         nbytes = sum(map(self.size, chunk))
         self._flatten(thread, phase, self.root, chunk)
         allocations = max(1, len(others))
@@ -152,7 +153,7 @@ class Replicas(Sequence[Replica]):
         nbytes = sum(map(self.size, chunk))
         for replica in self:
             self._flatten(thread, phase, replica, chunk)
-        others = self._replicas[1:]
+        others = self.all[1:]
         if others and self.nccl and not sparse:
             thread.work(phase, "allocate", self.host.ns(self.costs.allocation_s))
             self._collective(thread, phase, "reduce", nbytes)

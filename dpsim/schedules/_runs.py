@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,18 +93,15 @@ class Runs:
             InfeasibleError: The workload was not traced with this optimizer.
         """
         entry = self.optimizer_ops()
-        run = self._python(columns(entry.ops), 0)
+        ops = columns(entry.ops)
+        locked, unlocked, rest = self.host.python_ns(ops)
+        durations = self.device.optimizer_ns(ops, self.straggle)
+        run = Run(names=ops.names, locked=locked, unlocked=unlocked, durations=durations, rest=rest)
         if entry.implementation != "for-loop":
             return run
         # A for-loop row stands for `kernels` separate calls: each pays a whole launch.
-        calls = columns(entry.ops).kernels
-        return Run(
-            names=run.names,
-            locked=run.locked * calls,
-            unlocked=run.unlocked * calls,
-            durations=run.durations,
-            rest=run.rest,
-        )
+        free_ns = self.host.ns(self.host.host.launch_free_s)
+        return replace(run, locked=run.locked * ops.kernels, unlocked=ops.kernels * free_ns)
 
     def optimizer_ops(self) -> OptimizerOps:
         """Return the traced optimizer of the scenario. Raises as `optimizer` does."""
@@ -129,6 +126,13 @@ class Runs:
             hooks.append(Hook(after=ready.after_op, name="AccumulateGrad", host=host))
             if accumulate:
                 hooks.append(self.add_hook(ready.after_op, tensor))
+        return hooks
+
+    def cast_hooks(self) -> list[Hook]:
+        """Return the casts of gradients to 32 bits that autocast's backward makes."""
+        hooks = []
+        for ready in self.workload.gradients:
+            hooks.extend(self._grad_cast(ready.after_op, self.workload.parameters[ready.parameter]))
         return hooks
 
     def add_hook(self, after: int, tensor: Tensor) -> Hook:

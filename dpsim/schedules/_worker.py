@@ -35,7 +35,8 @@ class Worker:
         self.workload = cluster.workload
         self.host = cluster.host
         self.device = cluster.device
-        self.straggle = cluster.straggle(rank)
+        ids = cluster.scenario.device_ids  # stragglers are named by position among these
+        self.straggle = cluster.straggle(ids.index(rank) if rank in ids else rank)
         self.runs = Runs(
             cluster.workload, cluster.scenario, (cluster.device, cluster.host), self.straggle
         )
@@ -46,11 +47,11 @@ class Worker:
             cluster.batches[member] = batch
             cluster.stands_for[member] = rank
 
-    def begin(self, iteration: int) -> None:
-        """Start an iteration: the loop's own Python, then the batch to the GPU."""
+    def begin(self, iteration: int, micro_step: int) -> None:
+        """Start a micro-step: the loop's own Python, then the batch to the GPU."""
         host = self.host.host
         self.main.work(Phase.LOOP, "loop", self.host.ns(host.iteration_s))
-        if not self.scenario.set_to_none and not self.scenario.evaluation:
+        if micro_step == 0 and not self.scenario.set_to_none and not self.scenario.evaluation:
             self.zero_gradients()
         nbytes = int(self.workload.input_bytes.at(self.batch))
         nbytes += int(self.workload.target_bytes.at(self.batch))
@@ -59,7 +60,9 @@ class Worker:
     def zero_gradients(self) -> None:
         """Launch zero_grad(set_to_none=False): one foreach kernel over all gradients."""
         nbytes = sum(self.runs.wire_bytes(p) for p in self.workload.parameters if p.trainable)
-        self.main.work(Phase.LOOP, "zero_grad", self.host.ns(self.host.host.launch_gil_s))
+        host = self.host.host
+        launch_ns = self.host.ns(host.launch_gil_s) + self.host.ns(host.launch_free_s)
+        self.main.work(Phase.LOOP, "zero_grad", launch_ns)
         duration = self.device.memory_ns(nbytes, self.straggle)
         self.compute.op(Phase.LOOP, "zero_grad", self.main.now, duration)
 

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsim.collectives import Call
-from dpsim.engine import (
-    Cluster,
-    Communicator,
-    Mark,
-    Program,
-    Stream,
-    Thread,
-    latest,
-    launch_together,
-)
+from dpsim.engine import Cluster, Mark, Program, Thread, latest, launch_together
 from dpsim.engine import Run as LaunchRun
 from dpsim.errors import InfeasibleError
 from dpsim.schedules import single
 from dpsim.schedules._packing import broadcast_chunks, chunk_batch, reduce_chunks
 from dpsim.schedules._registry import SCHEDULES
-from dpsim.schedules._runs import ADD_BYTES, Runs, join
+from dpsim.schedules._replica import Replica, Replicas
+from dpsim.schedules._runs import ADD_BYTES, join
 from dpsim.schedules._worker import SCALAR_BYTES, Worker
 from dpsim.timeline import Phase
-from dpsim.workload import Tensor
+from dpsim.units import to_ns
+from dpsim.workload import Op, Tensor
 
 CPU = -1
 """`output_device` that stands for host memory."""
@@ -50,36 +42,14 @@ def dp(cluster: Cluster) -> None:
     outside = [i for i in ids if i >= machine.profile.topology.gpus]
     if len(ids) != scenario.gpus or len(set(ids)) != len(ids) or outside:
         raise InfeasibleError(
-            f"--device-ids must name --gpus different GPUs of 0..{machine.profile.topology.gpus - 1}"
-            f", got {','.join(map(str, ids))} for {scenario.gpus} GPUs. Correct either."
+            "--device-ids must name --gpus different GPUs of "
+            f"0..{machine.profile.topology.gpus - 1}, got {','.join(map(str, ids))} for "
+            f"{scenario.gpus} GPUs. Correct either."
         )
     if scenario.gpus == 1 and not scenario.data_parallel.keep_replicas:
         cluster.start(single.program(cluster), "the process")
     else:
         cluster.start(DataParallel(cluster, ids).program(), "the process")
-
-
-class Replica:
-    """One GPU of DataParallel: its stream, its forward thread and its autograd thread."""
-
-    def __init__(self, cluster: Cluster, position: int, gpu: int, batch: int, main: Worker) -> None:
-        """Take a position in device_ids; position 0 is the worker that holds the parameters."""
-        self.gpu = gpu
-        self.name = f"gpu{gpu}"
-        self.batch = batch
-        self.stream: Stream = main.compute if position == 0 else cluster.stream(gpu, "compute")
-        self.autograd: Thread = (
-            main.autograd if position == 0 else cluster.thread(gpu, "autograd thread")
-        )
-        self.thread = cluster.thread(gpu, f"replica thread {position}")
-        self.runs = Runs(
-            cluster.workload,
-            cluster.scenario,
-            (cluster.device, cluster.host),
-            cluster.straggle(position),
-        )
-        cluster.batches[gpu] = batch
-        cluster.stands_for[gpu] = gpu
 
 
 class DataParallel:
@@ -96,27 +66,30 @@ class DataParallel:
         chunks = self.scenario.split or chunk_batch(self.scenario.batch, len(ids))
         self.first = Worker(cluster, ids[:1], self.scenario.batch, loaders=ids[:1])
         self.main = self.first.main
-        self.replicas = [
+        replicas = [
             Replica(cluster, i, ids[i], chunk, self.first) for i, chunk in enumerate(chunks)
         ]
         for gpu in ids[len(chunks) :]:
             cluster.batches[gpu] = 0
             cluster.stands_for[gpu] = gpu
-        self.root = self.replicas[0]
+        self.replicas = Replicas(cluster, self.first, replicas)
+        self.root = self.replicas.root
         self.on_cpu = self.options.output_device == CPU
         self.out = self._output_replica(ids)
-        self.group = Communicator(cluster, [r.gpu for r in self.replicas], 1, "auto")
-        self.size = self.root.runs.wire_bytes
-        self.parameter_chunks = broadcast_chunks(self.workload.parameters, self.size)
-        self.buffer_chunks = broadcast_chunks(self.workload.buffers, self.size)
-        self.gradient_chunks = reduce_chunks(self.workload.parameters, self.size)
-        cluster.messages["broadcast chunks"] = self._sizes(self.parameter_chunks)
-        cluster.messages["buffer chunks"] = self._sizes(self.buffer_chunks)
-        cluster.messages["reduce chunks"] = self._sizes(self.gradient_chunks)
-        self.iteration = 0
+        self._pack()
 
-    def _sizes(self, chunks: list[list[Tensor]]) -> tuple[int, ...]:
-        return tuple(sum(map(self.size, chunk)) for chunk in chunks)
+    def _pack(self) -> None:
+        size, parameters = self.replicas.size, self.workload.parameters
+        self.parameter_chunks = broadcast_chunks(parameters, size)
+        self.buffer_chunks = broadcast_chunks(self.workload.buffers, size)
+        self.sparse = [p for p in parameters if p.sparse_gradient]
+        self.gradient_chunks = reduce_chunks([p for p in parameters if not p.sparse_gradient], size)
+        for name, chunks in (
+            ("broadcast chunks", self.parameter_chunks),
+            ("buffer chunks", self.buffer_chunks),
+            ("reduce chunks", self.gradient_chunks),
+        ):
+            self.cluster.messages[name] = tuple(sum(map(size, chunk)) for chunk in chunks)
 
     def _output_replica(self, ids: tuple[int, ...]) -> Replica:
         position = 0 if self.on_cpu else self.options.output_device
@@ -126,19 +99,23 @@ class DataParallel:
                 f"{self.options.output_device}. Correct it."
             )
         if position < len(self.replicas):
-            return self.replicas[position]
+            return self.replicas.all[position]
         # The GPU gets no samples, but outputs are still gathered on it.
         return Replica(self.cluster, position, ids[position], 0, self.first)
 
     def program(self) -> Program:
         """Run the training loop."""
         for iteration in range(1, self.cluster.iterations + 1):
-            self.iteration = iteration
+            self.replicas.iteration = iteration
             for micro_step in range(self.scenario.accumulation):
-                self._micro_step(micro_step)
+                self.main.work(Phase.LOOP, "loop", self.host.ns(self.costs.iteration_s))
+                if self.options.keep_replicas:
+                    self._parallel_apply()
+                else:
+                    self._micro_step(micro_step)
             if not self._forward_only:
                 self.first.optimizer()
-            self.first.finish()
+            self._finish()
         yield from ()
 
     @property
@@ -147,146 +124,103 @@ class DataParallel:
 
     @property
     def _loss_inside(self) -> bool:
+        """Is the loss part of the module, by the scenario or by the model itself?"""
         return self.options.loss_in_forward or self.workload.loss_start == len(
             self.workload.forward
         )
 
     def _micro_step(self, micro_step: int) -> None:
+        if micro_step == 0 and not self.scenario.set_to_none and not self._forward_only:
+            self.first.zero_gradients()
         self._load()
-        if not self.options.keep_replicas:
-            self.main.work(
-                Phase.DEVICE_CHECK,
-                "device check",
-                self.host.ns(self.costs.device_check_s, self._tensors),
-            )
-            self._scatter()
-            self._replicate()
+        tensors = len(self.workload.parameters) + len(self.workload.buffers)
+        check_ns = self.host.ns(self.costs.device_check_s, tensors)
+        self.main.work(Phase.DEVICE_CHECK, "device check", check_ns)
+        self._scatter()
+        self._replicate()
         self._parallel_apply()
         self._gather()
         self._loss()
         if not self._forward_only:
             self._backward(accumulate=self.first.keeps_gradients(micro_step))
 
-    @property
-    def _tensors(self) -> int:
-        return len(self.workload.parameters) + len(self.workload.buffers)
+    def _finish(self) -> None:
+        """End the iteration with the loop's sync point, and note when it was done."""
+        sync = self.scenario.sync
+        if self.options.keep_replicas:
+            for replica in self.replicas:  # torch.cuda.synchronize on each
+                self.main.wait(replica.stream.tail, "synchronize")
+                self.main.work(Phase.SYNC, "synchronize", self.host.ns(self.costs.sync_s))
+        elif sync == "item-after-step" or (self._forward_only and sync != "none"):
+            self._item()
+        ends = [replica.stream.tail for replica in (self.root, self.out)]
+        if self.options.keep_replicas:
+            ends = [replica.stream.tail for replica in self.replicas]
+        self.cluster.finish_step(self.first.rank, latest(*ends))
 
     # Phase 0: the batch to GPU 0, the labels to the output device
 
     def _load(self) -> None:
-        worker = self.first
-        self.main.work(Phase.LOOP, "loop", self.host.ns(self.costs.iteration_s))
-        if not self.scenario.set_to_none and not self._forward_only:
-            worker.zero_gradients()
+        """Copy inputs and labels. A loss inside the module has its labels with the inputs."""
         inputs = int(self.workload.input_bytes.at(self.scenario.batch))
         targets = int(self.workload.target_bytes.at(self.scenario.batch))
         moved = 0 if self.options.input_on == "cpu" else inputs
-        if self.out is self.root:
-            moved += targets
-        worker.to_device(self.iteration, moved)
-        if self.out is not self.root and targets:
-            self._host_copy(self.out.stream, self.out.name, targets, "target.to(device)")
+        apart = False
+        if self._loss_inside:
+            moved += 0 if self.options.input_on == "cpu" else targets
+        elif not self.on_cpu:  # labels of a loss on the CPU stay there
+            apart = self.out is not self.root
+            moved += 0 if apart else targets
+        self.first.to_device(self.replicas.iteration, moved)
+        if apart and targets:
+            self._load_labels(targets)
 
-    def _host_copy(self, stream: Stream, gpu: str, nbytes: int, name: str) -> None:
-        rate = float("inf")
-        if not self.scenario.pinned_input:
-            rate = self.costs.pageable_copy_bytes_per_s.value
-        duration = self.cluster.copy_ns(self.first.home, gpu, nbytes, rate)
+    def _load_labels(self, nbytes: int) -> None:
+        name, home = "target.to(device)", self.first.home
+        pinned = self.scenario.pinned_input
+        rate = float("inf") if pinned else self.costs.pageable_copy_bytes_per_s.value
+        duration = self.cluster.copy_ns(home, self.out.name, nbytes, rate)
         self.main.work(Phase.INPUT, name, self.host.ns(self.costs.copy_launch_s))
-        stream.op(Phase.INPUT, name, self.main.now, duration, nbytes)
-        self.cluster.account(self.iteration, self.first.home, gpu, nbytes)
-        if not self.scenario.pinned_input:
-            self.main.wait(stream.tail, name)
+        self.out.stream.op(Phase.INPUT, name, self.main.now, duration, nbytes)
+        self.cluster.account(self.replicas.iteration, home, self.out.name, nbytes)
+        if not pinned:
+            self.main.wait(self.out.stream.tail, name)
             self.main.work(Phase.SYNC, name, self.host.ns(self.costs.sync_s))
 
     # Phase 2: scatter
 
     def _scatter(self) -> None:
-        self.main.work(Phase.SCATTER, "Scatter", self.host.ns(self.costs.python_function_s))
-        for replica in self.replicas:
-            nbytes = int(self.workload.input_bytes.at(replica.batch))
+        """Scatter the inputs, and the labels too if the loss is inside the module."""
+        lines = [self.workload.input_bytes]
+        lines += [self.workload.target_bytes] if self._loss_inside else []
+        for line in lines:
+            sizes = [int(line.at(replica.batch)) for replica in self.replicas]
+            cost = self.host.ns(self.costs.python_function_s)
+            self.main.work(Phase.SCATTER, "Scatter", cost)
             if self.options.input_on == "cpu":
-                self._host_copy(replica.stream, replica.name, nbytes, "scatter")
-            elif replica is not self.root:
-                self._copy(self.main, self.root, replica, nbytes, Phase.SCATTER)
-
-    def _copy(
-        self, thread: Thread, source: Replica, target: Replica, nbytes: int, phase: Phase
-    ) -> None:
-        """Copy between GPUs: on the source's stream, with a barrier against the target's.
-
-        Source: aten/src/ATen/native/cuda/Copy.cu copy_device_to_device.
-        """
-        thread.work(phase, "copy", self._copy_launch_ns)
-        if not nbytes:
-            return
-        duration = self.cluster.copy_ns(source.name, target.name, nbytes)
-        begin = latest(source.stream.tail, target.stream.tail, thread.now)
-        end = source.stream.until(
-            phase, f"copy to {target.name}", begin, begin.at + duration, nbytes
-        )
-        target.stream.wait(end)
-        self.cluster.account(self.iteration, source.name, target.name, nbytes)
-
-    @property
-    def _copy_launch_ns(self) -> int:
-        """One asynchronous copy with its two event pairs."""
-        return self.host.ns(self.costs.copy_launch_s) + self.host.ns(self.costs.event_s, 4)
+                pageable = not self.scenario.pinned_input
+                self.replicas.from_host(self.main, sizes, Phase.SCATTER, pageable=pageable)
+                continue
+            for replica, nbytes in zip(self.replicas, sizes, strict=True):
+                if replica is not self.root:
+                    self.replicas.copy(self.main, (self.root, replica), nbytes, Phase.SCATTER)
 
     # Phases 3 to 5: replicate
 
     def _replicate(self) -> None:
-        for phase, chunks in (
+        """Broadcast parameters and buffers, trained or not, and build the module trees."""
+        parts: tuple[tuple[Phase, list[list[Tensor]]], ...] = (
             (Phase.BROADCAST, self.parameter_chunks),
             (Phase.BUFFERS, self.buffer_chunks),
-        ):
+        )
+        for phase, chunks in parts:
             if chunks:
                 self.main.work(phase, "Broadcast", self.host.ns(self.costs.python_function_s))
             for chunk in chunks:
-                self._broadcast(phase, chunk)
+                self.replicas.broadcast(self.main, phase, chunk)
         modules = self.workload.modules * len(self.replicas)
         self.main.work(
             Phase.REPLICATE, "build modules", self.host.ns(self.costs.module_replicate_s, modules)
-        )
-
-    def _broadcast(self, phase: Phase, chunk: list[Tensor]) -> None:
-        others = self.replicas[1:]
-        nbytes = sum(map(self.size, chunk))
-        self._flatten(self.main, phase, self.root, chunk)
-        self.main.work(
-            phase, "allocate", self.host.ns(self.costs.allocation_s, max(1, len(others)))
-        )
-        if others and self.options.nccl:
-            self._collective(self.main, phase, "broadcast", nbytes)
-        else:
-            for other in others:
-                self._copy(self.main, self.root, other, nbytes, phase)
-        views = len(chunk) * len(others)
-        self.main.work(phase, "unflatten", self.host.ns(self.costs.tensor_replicate_s, views))
-
-    def _flatten(self, thread: Thread, phase: Phase, replica: Replica, chunk: list[Tensor]) -> None:
-        """Copy the tensors of a chunk together; one alone is a view."""
-        thread.work(phase, "flatten", self.host.ns(self.costs.tensor_replicate_s, len(chunk)))
-        if len(chunk) > 1:
-            thread.work(phase, "cat", self.host.ns(self.costs.backward_launch_s))
-            duration = self.cluster.device.memory_ns(2 * sum(map(self.size, chunk)))
-            replica.stream.op(phase, "cat", thread.now, duration)
-
-    def _collective(self, thread: Thread, phase: Phase, name: str, nbytes: int) -> None:
-        """Enqueue one NCCL group: a kernel on the compute stream of every GPU."""
-        thread.work(phase, name, self.host.ns(self.costs.collective_s))
-        launched = []
-        for _ in self.replicas:
-            thread.work(phase, name, self.host.ns(self.costs.collective_rank_s))
-            launched.append(thread.now)
-        call = Call(collective=name, nbytes=nbytes)  # type: ignore[arg-type]
-        # A group is launched when it ends: no kernel starts before all are enqueued.
-        self.group.run(
-            self.iteration,
-            call,
-            [r.stream for r in self.replicas],
-            [launched[-1]] * len(self.replicas),
-            phase,
         )
 
     # Phases 6 and 7: the forwards, in threads under one interpreter lock
@@ -313,43 +247,39 @@ class DataParallel:
 
     def _forward_run(self, replica: Replica) -> LaunchRun:
         run = replica.runs.forward(replica.batch)
-        return join(run, replica.runs.loss(replica.batch)) if self.options.loss_in_forward else run
+        return join(run, replica.runs.loss(replica.batch)) if self._loss_inside else run
 
     # Phase 8: gather
 
-    def _output_bytes(self, replica: Replica) -> int:
+    def _outputs(self, replica: Replica) -> list[int]:
+        """Return the bytes of each tensor that a replica returns."""
         if self.options.loss_in_forward:
-            return SCALAR_BYTES
-        return int(self.workload.output_bytes.at(replica.batch))
+            return [SCALAR_BYTES]
+        count = self.workload.output_tensors
+        each, rest = divmod(int(self.workload.output_bytes.at(replica.batch)), count)
+        return [each + rest] + [each] * (count - 1)
 
     def _gather(self) -> None:
-        outputs = 1 if self.options.loss_in_forward else self.workload.output_tensors
-        self.main.work(Phase.GATHER, "Gather", self.host.ns(self.costs.python_function_s, outputs))
-        self.main.work(Phase.GATHER, "allocate", self.host.ns(self.costs.allocation_s, outputs))
-        for _ in range(outputs):
-            for replica in self.replicas:
-                nbytes = self._output_bytes(replica) // outputs
+        """Copy output by output, replica by replica: one chain, whoever is done first."""
+        pieces = [self._outputs(replica) for replica in self.replicas]
+        for sizes in zip(*pieces, strict=True):
+            cost = self.host.ns(self.costs.python_function_s)
+            self.main.work(Phase.GATHER, "Gather", cost)
+            self.main.work(Phase.GATHER, "allocate", self.host.ns(self.costs.allocation_s))
+            for replica, nbytes in zip(self.replicas, sizes, strict=True):
                 if self.on_cpu:
-                    self._to_cpu(replica, nbytes)
+                    self.replicas.to_host(self.main, replica, nbytes, Phase.GATHER)
                 else:
-                    self._copy(self.main, replica, self.out, nbytes, Phase.GATHER)
-
-    def _to_cpu(self, replica: Replica, nbytes: int) -> None:
-        """Copy an output to host memory; the copy blocks (non_blocking is off for CPU targets)."""
-        self.main.work(Phase.GATHER, "copy", self.host.ns(self.costs.copy_launch_s))
-        duration = self.cluster.copy_ns(replica.name, self.first.home, nbytes)
-        end = replica.stream.op(Phase.GATHER, "copy to host", self.main.now, duration, nbytes)
-        self.cluster.account(self.iteration, replica.name, self.first.home, nbytes)
-        self.main.wait(end, "gather to host", Phase.GATHER)
-        self.main.work(Phase.GATHER, "gather to host", self.host.ns(self.costs.sync_s))
+                    self.replicas.copy(self.main, (replica, self.out), nbytes, Phase.GATHER)
 
     # Phase 9: loss on the output device
 
     def _loss(self) -> None:
-        if self.on_cpu:
-            return
-        if self.options.loss_in_forward:
+        if self._loss_inside:
             self._mean(self.main, Phase.LOSS)
+        elif self.on_cpu:
+            ops = self.workload.forward[self.workload.loss_start :]
+            self._on_host(Phase.LOSS, ops, self.out.runs.loss(self.scenario.batch))
         else:
             run = self.out.runs.loss(self.scenario.batch)
             self.main.launch(self.out.stream, Phase.LOSS, run)
@@ -357,13 +287,23 @@ class DataParallel:
             self._item()
 
     def _mean(self, thread: Thread, phase: Phase) -> None:
-        """Average N scalars: one small kernel, forward or backward."""
-        cost = self.costs.launch_free_s.value + self.costs.launch_gil_s.value
-        thread.work(phase, "mean", int(cost * self.host.factor * 1e9 + 0.5))
-        self.out.stream.op(phase, "mean", thread.now, self.cluster.device.memory_ns(0))
+        """Average N scalars: one small kernel, forward or backward; on the CPU, host time alone."""
+        launch_ns = self.host.ns(self.costs.launch_gil_s) + self.host.ns(self.costs.launch_free_s)
+        thread.work(phase, "mean", launch_ns)
+        if not self.on_cpu:
+            self.out.stream.op(phase, "mean", thread.now, self.out.memory_ns(0))
+
+    def _on_host(self, phase: Phase, ops: tuple[Op, ...], run: LaunchRun) -> None:
+        """Compute ops on the CPU, bound by its memory. Leaves out: their FLOP."""
+        nbytes = sum(op.bytes_moved.at(self.scenario.batch) for op in ops)
+        memory_ns = to_ns(nbytes / self.costs.memory_bandwidth_bytes_per_s.value)
+        host_ns = int(run.locked.sum() + run.unlocked.sum()) + run.rest
+        self.main.work(phase, "on the CPU", host_ns + memory_ns)
 
     def _item(self) -> None:
-        """Read the loss on the output device."""
+        """Read the loss on the output device; on the CPU it is there."""
+        if self.on_cpu:
+            return
         self.main.work(Phase.SYNC, "loss.item()", self.host.ns(self.costs.copy_launch_s))
         duration = self.cluster.copy_ns(self.out.name, self.first.home, SCALAR_BYTES)
         self.out.stream.op(Phase.SYNC, "loss.item()", self.main.now, duration)
@@ -373,39 +313,47 @@ class DataParallel:
     # Phases 10 to 15: backward
 
     def _backward(self, *, accumulate: bool) -> None:
-        first = self.out.autograd
+        """Run backward from the loss, in the autograd threads; nodes on the CPU in the main one."""
+        first = self.main if self.on_cpu else self.out.autograd
         first.resume(self.main.now)
-        if self.options.loss_in_forward:
+        if self._loss_inside:
             self._mean(first, Phase.LOSS_BACKWARD)
+        elif self.on_cpu:
+            ops = self.workload.backward[: self.workload.loss_backward_ops]
+            run = self.out.runs.loss_backward(self.scenario.batch)
+            self._on_host(Phase.LOSS_BACKWARD, ops, run)
         else:
             run = self.out.runs.loss_backward(self.scenario.batch)
             first.launch(self.out.stream, Phase.LOSS_BACKWARD, run)
         self._scatter_gradients(first)
+        ready = first.now  # of all threads: launching the first replica must not delay the others
         for replica in self.replicas:
-            replica.autograd.resume(first.now)
+            replica.autograd.resume(ready)
             replica.autograd.launch(replica.stream, Phase.BACKWARD, self._backward_run(replica))
         last = latest(*(replica.autograd.now for replica in self.replicas))
         self._reduce(last, accumulate=accumulate)
 
     def _backward_run(self, replica: Replica) -> LaunchRun:
         runs, batch = replica.runs, replica.batch
-        if not self.options.loss_in_forward:
-            return runs.backward(batch)
-        return join(runs.loss_backward(batch), runs.backward(batch))
+        run = runs.backward(batch, runs.cast_hooks())
+        return join(runs.loss_backward(batch), run) if self._loss_inside else run
 
     def _scatter_gradients(self, thread: Thread) -> None:
-        """Gather.backward: serial copies on the output stream, before any replica's backward."""
+        """Gather.backward: serial copies on the output stream, before any replica's backward.
+
+        Of a module with its loss inside, only the losses lead to a gradient.
+        """
         phase = Phase.SCATTER_GRADIENTS
-        thread.work(phase, "GatherBackward", self.host.ns(self.costs.python_function_s))
-        for replica in self.replicas:
-            nbytes = self._output_bytes(replica)
+        loss = [SCALAR_BYTES]
+        pieces = [loss if self._loss_inside else self._outputs(r) for r in self.replicas]
+        for sizes in zip(*pieces, strict=True):
+            thread.work(phase, "GatherBackward", self.host.ns(self.costs.python_function_s))
             if self.on_cpu:
-                thread.work(phase, "copy", self._copy_launch_ns)
-                duration = self.cluster.copy_ns(self.first.home, replica.name, nbytes)
-                replica.stream.op(phase, "copy from host", thread.now, duration, nbytes)
-                self.cluster.account(self.iteration, self.first.home, replica.name, nbytes)
-            elif replica is not self.out:
-                self._copy(thread, self.out, replica, nbytes, phase)
+                self.replicas.from_host(thread, sizes, phase, pageable=True)
+                continue
+            for replica, nbytes in zip(self.replicas, sizes, strict=True):
+                if replica is not self.out:
+                    self.replicas.copy(thread, (self.out, replica), nbytes, phase)
 
     # Phase 13: one node reduces all gradients of all replicas, when the last is there
 
@@ -414,13 +362,12 @@ class DataParallel:
         thread.resume(last)
         thread.work(Phase.REDUCE, "BroadcastBackward", self.host.ns(self.costs.python_function_s))
         self._fill_missing(thread)
-        if len(self.replicas) > 1:
-            for chunk in self.gradient_chunks:
-                self._reduce_chunk(thread, chunk)
+        for tensor in self.sparse:  # taken as dense: what rows are touched is not known
+            self.replicas.reduce(thread, Phase.REDUCE, [tensor], sparse=True)
+        for chunk in self.gradient_chunks:
+            self.replicas.reduce(thread, Phase.REDUCE, chunk, sparse=False)
         self._accumulate(thread, accumulate=accumulate)
         self.main.resume(thread.now)
-        for replica in self.replicas:
-            self.root.stream.wait(replica.stream.tail)
 
     def _fill_missing(self, thread: Thread) -> None:
         """Make zeros for gradients that backward does not give: they are reduced all the same."""
@@ -428,26 +375,10 @@ class DataParallel:
         for i, tensor in enumerate(self.workload.parameters):
             if i in given:
                 continue
-            duration = self.cluster.device.memory_ns(self.size(tensor))
             for replica in self.replicas:
                 thread.work(Phase.REDUCE, "zeros", self.host.ns(self.costs.backward_launch_s))
+                duration = replica.memory_ns(self.replicas.size(tensor))
                 replica.stream.op(Phase.REDUCE, "zeros", thread.now, duration)
-
-    def _reduce_chunk(self, thread: Thread, chunk: list[Tensor]) -> None:
-        nbytes = sum(map(self.size, chunk))
-        for replica in self.replicas:
-            self._flatten(thread, Phase.REDUCE, replica, chunk)
-        if self.options.nccl:
-            self._collective(thread, Phase.REDUCE, "reduce", nbytes)
-        else:
-            add = self.cluster.device.memory_ns(ADD_BYTES * nbytes)
-            for replica in self.replicas[1:]:
-                self._copy(thread, replica, self.root, nbytes, Phase.REDUCE)
-                thread.work(Phase.REDUCE, "add", self.host.ns(self.costs.backward_launch_s))
-                self.root.stream.op(Phase.REDUCE, "add", thread.now, add)
-        thread.work(
-            Phase.REDUCE, "unflatten", self.host.ns(self.costs.tensor_replicate_s, len(chunk))
-        )
 
     def _accumulate(self, thread: Thread, *, accumulate: bool) -> None:
         """AccumulateGrad: takes the view when there is no gradient yet, else adds to it."""
@@ -459,7 +390,7 @@ class DataParallel:
         )
         if not accumulate:
             return
-        durations = [self.cluster.device.memory_ns(ADD_BYTES * self.size(p)) for p in trainable]
+        durations = [self.root.memory_ns(ADD_BYTES * self.replicas.size(p)) for p in trainable]
         host = np.full(len(trainable), self.host.ns(self.costs.backward_launch_s), dtype=np.int64)
         run = LaunchRun(
             names=tuple(f"{p.name}: add to .grad" for p in trainable),

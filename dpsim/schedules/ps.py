@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsim.engine import Cluster, Mark, Program, latest
+from dpsim.engine import Cluster, Mark, Program, Stream, latest
 from dpsim.errors import InfeasibleError
 from dpsim.schedules._lanes import Lane, Layout, layout
 from dpsim.schedules._registry import SCHEDULES
@@ -16,14 +18,17 @@ from dpsim.schedules._worker import Worker
 from dpsim.timeline import Phase
 from dpsim.units import to_ns
 
+if TYPE_CHECKING:
+    from simpy import Event, Process
+
 
 @SCHEDULES.add
 def ps(cluster: Cluster) -> None:
     """Start a program for each class of workers, and the servers.
 
-    A key's life: gradient ready -> pushed (one push at a time for each worker) -> added by its
-    server in arrival order -> updated when all workers' gradients are there -> pulled by all. The
-    next forward starts when a worker has pulled everything.
+    A key's life: gradient ready -> pushed (to each server one at a time, to all of them side by
+    side) -> added by its server in arrival order -> updated when all workers' gradients are there
+    -> pulled by all, as it was pushed. The next forward starts when a worker has pulled everything.
 
     Source: ps-lite (one request at a time), MXNet kvstore_dist_server (a barrier a key), and the
     closed forms of BytePS.
@@ -112,6 +117,8 @@ class Service:
             self.options.sharding,
             self.runs.wire_bytes,
         )
+        given = {ready.parameter for ready in cluster.workload.gradients}
+        self.shards = {i: parts for i, parts in self.shards.items() if i in given}
         load = [0] * len(ways.servers)
         for parts in self.shards.values():
             for part in parts:
@@ -128,7 +135,7 @@ class Service:
         """Return the bytes that one update of one element reads and writes on the server."""
         trainable = sum(p.numel for p in self.cluster.workload.parameters if p.trainable)
         total = sum(op.bytes_moved.fixed for op in self.runs.optimizer_ops().ops)
-        return total / max(1, trainable)
+        return total * self.runs.element_scale / max(1, trainable)
 
     def arrive(self, iteration: int, part: Shard, senders: int) -> None:
         """Add the gradients of `senders` workers, which have just arrived, in arrival order."""
@@ -137,10 +144,12 @@ class Service:
         self._arrived[key] = before + senders
         now = Mark(int(self.cluster.env.now))
         stream = self.streams[part.server]
-        # The first is copied (2 passes), each other is added (3 passes).
-        passes = ADD_BYTES * senders - (1 if before == 0 else 0)
+        # The first is copied (2 passes), each other is added (3 passes), by itself.
+        duration = senders * self._sum_ns(part, ADD_BYTES)
+        if before == 0:
+            duration += self._sum_ns(part, ADD_BYTES - 1) - self._sum_ns(part, ADD_BYTES)
         name = self.cluster.workload.parameters[part.parameter].name
-        stream.op(Phase.AGGREGATE, name, now, self._sum_ns(part, passes), part.nbytes * senders)
+        stream.op(Phase.AGGREGATE, name, now, duration, part.nbytes * senders)
         if before + senders == len(self.leaders):
             del self._arrived[key]
             self._update(iteration, part, name)
@@ -189,22 +198,28 @@ class PushingWorker(Worker):
         self.service = service
         self.senders = sum(rank in set(leaders) for rank in members.members)
         self.locals = cluster.scenario.server.gpus_per_worker
-        self.pushes = cluster.stream(self.rank, "push", self.count)
+        servers = range(len(ways.servers))
+        self.pushes = [cluster.stream(self.rank, self._push_name(s), self.count) for s in servers]
         self.pulls = [
-            cluster.stream(self.rank, f"pull from server {s}", self.count)
-            for s in range(len(ways.servers))
+            cluster.stream(self.rank, f"pull from server {s}", self.count) for s in servers
         ]
-        self.locally = cluster.stream(self.rank, "local reduce", self.count)
-        self._turn: dict[int, object] = {}
+        self.reduces = cluster.stream(self.rank, "local reduce", self.count)
+        self.spreads = cluster.stream(self.rank, "local broadcast", self.count)
+        self.leader = max(rank for rank in leaders if rank <= self.rank)
+        self.team = [c for c, lead in enumerate(ways.leads) if lead == ways.leads[index]]
+        self._turn: dict[int, Process] = {}
         self._missing = 0
         self._all_pulled = cluster.env.event()
         service.workers.append(self)
+
+    def _push_name(self, server: int) -> str:
+        return f"push to server {server}" if len(self.ways.servers) > 1 else "push"
 
     def program(self) -> Program:
         """Run the training loop."""
         for iteration in range(1, self.cluster.iterations + 1):
             for micro_step in range(self.scenario.accumulation):
-                self.begin(iteration)
+                self.begin(iteration, micro_step)
                 self.forward()
                 if self.scenario.evaluation:
                     continue
@@ -220,14 +235,18 @@ class PushingWorker(Worker):
     def _exchange(self, iteration: int, *, accumulate: bool) -> Program:
         """Run backward, push each gradient when it is ready, and pull all parameters."""
         ready = self._backward_with_pushes(accumulate=accumulate)
+        if len(self.team) > 1:
+            ready = yield from self._agree(iteration, ready)
         shards = self.service.shards
         self._missing = sum(len(parts) for parts in shards.values())
         self._all_pulled = self.cluster.env.event()
+        if not self._missing:  # everything is frozen
+            return
         if self.senders:
-            self.cluster.env.process(self._push_all(iteration, ready))
+            self._push_all(iteration, ready)
         self.cluster.waits[f"rank {self.rank}"] = f"pulls of iteration {iteration}"
         yield self._all_pulled
-        self.compute.wait(latest(*(stream.tail for stream in self.pulls), self.locally.tail))
+        self.compute.wait(latest(*(stream.tail for stream in self.pulls), self.spreads.tail))
         self.account_exchange(iteration)
 
     def _backward_with_pushes(self, *, accumulate: bool) -> list[tuple[int, Mark]]:
@@ -239,6 +258,7 @@ class PushingWorker(Worker):
             Hook(after=ready.after_op, name="push", host=cost) for ready in self.workload.gradients
         ]
         self.begin_backward()
+        before = self.compute.tail
         run, _ = merge(self.runs.backward(self.batch), self.runs.places(), hooks)
         places = self.runs.places()
         times = self.autograd.launch(self.compute, Phase.BACKWARD, run)
@@ -247,8 +267,9 @@ class PushingWorker(Worker):
         marks = []
         for ready in self.workload.gradients:
             at = int(np.searchsorted(places, ready.after_op, side="right"))
-            end = int(times.end[at + kernels_before[at] - 1])
-            marks.append((ready.parameter, Mark(end, self.compute.tail.span)))
+            last = at + int(kernels_before[at]) - 1  # -1: made by the loss, before the first
+            mark = Mark(int(times.end[last]), self.compute.tail.span) if last >= 0 else before
+            marks.append((ready.parameter, mark))
         return marks
 
     @staticmethod
@@ -258,21 +279,30 @@ class PushingWorker(Worker):
         slots = np.searchsorted(places, np.array(after, dtype=np.int64), side="right")
         return np.searchsorted(np.sort(slots), np.arange(len(places) + 1), side="right")
 
-    def _push_all(self, iteration: int, ready: list[tuple[int, Mark]]) -> Program:
-        env = self.cluster.env
+    def _push_all(self, iteration: int, ready: list[tuple[int, Mark]]) -> None:
+        """Queue all gradients for their servers; several GPUs of a worker add them up first."""
+        queues: list[list[tuple[Shard, Mark]]] = [[] for _ in self.pushes]
         for parameter, mark in ready:
             tensor = self.workload.parameters[parameter]
-            nbytes = self.runs.wire_bytes(tensor)
-            mark = self._reduce_locally(mark, nbytes, tensor.name)
-            yield env.timeout(max(0, mark.at - int(env.now)))
-            begin = latest(mark, self.pushes.tail)
-            parts = self.service.shards[parameter]
-            sent = [event for part in parts for event in self._send(iteration, part)]
+            summed = self._reduce_locally(mark, self.runs.wire_bytes(tensor), tensor.name)
+            for part in self.service.shards[parameter]:
+                queues[part.server].append((part, summed))
+        for server, queue in enumerate(queues):
+            self.cluster.env.process(self._push(iteration, self.pushes[server], queue))
+
+    def _push(self, iteration: int, stream: Stream, queue: list[tuple[Shard, Mark]]) -> Program:
+        """Push to one server, in order, each when it is ready and the one before has arrived."""
+        env = self.cluster.env
+        for part, ready in queue:
+            yield env.timeout(max(0, ready.at - int(env.now)))
+            begin = latest(ready, stream.tail)
+            sent = self._send(iteration, part)
             if sent:
                 yield env.all_of(sent)
-            self.pushes.until(Phase.PUSH, tensor.name, begin, int(env.now), nbytes)
+            name = self.workload.parameters[part.parameter].name
+            stream.until(Phase.PUSH, name, begin, int(env.now), part.nbytes)
 
-    def _send(self, iteration: int, part: Shard) -> list[object]:
+    def _send(self, iteration: int, part: Shard) -> list[Event]:
         """Start the flows of one shard to its server; each arrival is counted when it is there."""
         lanes = self.ways.lanes[self.index, part.server].push
         if not lanes:
@@ -281,17 +311,17 @@ class PushingWorker(Worker):
         events = []
         for lane in lanes:
             event = self._transfer(lane, part, "push")
-            senders = lane.count * lane.workers
-            event.callbacks.append(
-                lambda _, senders=senders: self.service.arrive(iteration, part, senders)
-            )
+            event.callbacks.append(self._arrival(iteration, part, lane.count))
             events.append(event)
         return events
 
-    def _transfer(self, lane: Lane, part: Shard, what: str):
+    def _arrival(self, iteration: int, part: Shard, senders: int) -> Callable[[Event], None]:
+        return lambda _: self.service.arrive(iteration, part, senders)
+
+    def _transfer(self, lane: Lane, part: Shard, what: str) -> Event:
         return self.cluster.flows.transfer(
             lane.hops,
-            part.nbytes * lane.workers,
+            part.nbytes,
             latency_ns=lane.latency_ns,
             count=lane.count,
             own=lane.own,
@@ -304,11 +334,16 @@ class PushingWorker(Worker):
     def offer(self, iteration: int, part: Shard, updated: Mark) -> None:
         """Take note that a shard is updated: it is pulled after those of its server before it."""
         previous = self._turn.get(part.server)
+        lead = self.ways.leads[self.index]
+        if lead != self.index:  # its leader pulls, and has been told before it
+            previous = self.service.workers[lead]._turn[part.server]
         self._turn[part.server] = self.cluster.env.process(
             self._pull(iteration, part, updated, previous)
         )
 
-    def _pull(self, iteration: int, part: Shard, updated: Mark, previous) -> Program:
+    def _pull(
+        self, iteration: int, part: Shard, updated: Mark, previous: Process | None
+    ) -> Program:
         del iteration
         env = self.cluster.env
         if previous is not None and previous.is_alive:
@@ -328,9 +363,19 @@ class PushingWorker(Worker):
 
     # Several GPUs a worker
 
+    def _agree(
+        self, iteration: int, ready: list[tuple[int, Mark]]
+    ) -> Generator[Event, Any, list[tuple[int, Mark]]]:
+        """Return when gradients are ready on all GPUs of a worker, where these differ."""
+        agreed = []
+        for parameter, mark in ready:
+            key = f"gradient {parameter} of iteration {iteration}, worker of rank {self.leader}"
+            meeting = self.cluster.meet(key, len(self.team), mark, f"rank {self.rank}")
+            agreed.append((parameter, (yield meeting)))
+        return agreed
+
     def _local_rate(self) -> float:
-        first = self.rank
-        pairs = [(f"gpu{first + i}", f"gpu{first}") for i in range(1, self.locals)]
+        pairs = [(f"gpu{self.leader + i}", f"gpu{self.leader}") for i in range(1, self.locals)]
         return min(self.cluster.shared_rates(pairs))
 
     def _reduce_locally(self, ready: Mark, nbytes: int, name: str) -> Mark:
@@ -341,14 +386,14 @@ class PushingWorker(Worker):
             self.cluster.machine.profile.device.copy_latency_s.value + nbytes / self._local_rate()
         )
         add = (self.locals - 1) * self.device.memory_ns(ADD_BYTES * nbytes, self.straggle)
-        return self.locally.op(Phase.LOCAL_REDUCE, name, ready, copy + add, nbytes)
+        return self.reduces.op(Phase.LOCAL_REDUCE, name, ready, copy + add, nbytes)
 
     def _spread_locally(self, pulled: Mark, nbytes: int, name: str) -> None:
         """Copy a pulled shard to the worker's other GPUs."""
         if self.locals > 1:
             latency = self.cluster.machine.profile.device.copy_latency_s.value
             duration = to_ns(latency + nbytes / self._local_rate())
-            self.locally.op(Phase.PULL, name, pulled, duration, nbytes)
+            self.spreads.op(Phase.PULL, name, pulled, duration, nbytes)
 
     def account_exchange(self, iteration: int) -> None:
         """Count the bytes of a whole exchange on the links, in the last iteration only."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dpsim.collectives import Call
 from dpsim.engine import Cluster, Communicator, Mark, Program, Run, Slowdown, latest
 from dpsim.engine.recurrence import SPEED_UNITS
-from dpsim.schedules._buckets import Bucket, buckets, rebuild_iteration
+from dpsim.errors import InfeasibleError
+from dpsim.schedules._buckets import Bucket, buckets, rebuild_iteration, unused_parameters
 from dpsim.schedules._classes import RankClass, rank_classes
 from dpsim.schedules._packing import DDP_BROADCAST_BYTES, close_when_full
 from dpsim.schedules._registry import SCHEDULES
@@ -28,8 +29,10 @@ def ring(cluster: Cluster) -> None:
     ProcessGroupNCCL.
 
     Raises:
-        InfeasibleError: Some rank would get no samples.
+        InfeasibleError: Some rank would get no samples, or parameters get no gradient and no
+            option says so.
     """
+    _check_unused(cluster)
     classes = rank_classes(cluster)
     group = Communicator(
         cluster,
@@ -40,6 +43,19 @@ def ring(cluster: Cluster) -> None:
     for c in classes:
         replica = Replica(cluster, c, group, parties=len(classes))
         cluster.start(replica.program(), replica.label)
+
+
+def _check_unused(cluster: Cluster) -> None:
+    """Refuse what stops DDP in its second iteration: it waits for gradients that never come."""
+    scenario, workload = cluster.scenario, cluster.workload
+    told = scenario.ring.find_unused_parameters or scenario.ring.static_graph
+    unused = unused_parameters(workload)
+    if unused and not told and not scenario.evaluation:
+        raise InfeasibleError(
+            f"model {workload.name}: every trainable parameter must get a gradient in mode 'ring', "
+            f"got none for {len(unused)}, the first '{workload.parameters[unused[0]].name}': "
+            "DistributedDataParallel would stop. Add --find-unused-parameters or --static-graph."
+        )
 
 
 class Replica(Worker):
@@ -55,6 +71,9 @@ class Replica(Worker):
         self.parties = parties
         self.leads = self.rank == 0
         self.comm = cluster.stream(self.rank, "comm", self.count)
+        self.hooks = self.comm
+        if self.options.gradient_hook != "none":  # callbacks have streams of their own
+            self.hooks = cluster.stream(self.rank, "hook", self.count)
         self.label = f"rank {self.rank}"
         self.speed = self._compute_speed()
         self.buffer_buckets = [
@@ -89,11 +108,12 @@ class Replica(Worker):
             self.finish()
 
     def _micro_step(self, iteration: int, micro_step: int) -> Program:
-        self.begin(iteration)
+        self.begin(iteration, micro_step)
         if micro_step == 0:  # DDP skips both in a forward that follows a no_sync one
             if iteration == rebuild_iteration(self.options) and not self.scenario.evaluation:
                 yield from self._rebuild(iteration)
-            if self.options.broadcast_buffers:
+            # The same flag skips buffers in a forward that follows one without gradients.
+            if self.options.broadcast_buffers and not (self.scenario.evaluation and iteration > 1):
                 yield from self._sync_buffers(iteration)
         self.forward()
         if self.scenario.evaluation:
@@ -192,6 +212,13 @@ class Replica(Worker):
             name = f"{tensor.name}: copy to bucket"
             nbytes = self.runs.wire_bytes(tensor)
             hooks.append(copy_hook(self.runs, ready.after_op, name, nbytes, launch))
+        first = min((ready.after_op for ready in self.workload.gradients), default=-1)
+        for i in unused_parameters(self.workload):  # all are ready with the first gradient
+            tensor = self.workload.parameters[i]
+            zeros = self.device.memory_ns(self.runs.wire_bytes(tensor), self.straggle)
+            owner[len(hooks)] = i
+            name = f"{tensor.name}: zeros to bucket"
+            hooks.append(Hook(after=first, name=name, host=launch, duration=zeros))
         merged, positions = merge(self.runs.backward(self.batch), self.runs.places(), hooks)
         return merged, {owner[h]: at for h, at in positions.items() if h in owner}
 
@@ -200,38 +227,46 @@ class Replica(Worker):
     ) -> Program:
         """Launch the all-reduce of one bucket, compressed if a hook asks for it."""
         nbytes = self._bucket_bytes(bucket)
-        self.autograd.work(
-            Phase.ALL_REDUCE, "all_reduce", self.host.ns(self.host.host.collective_s)
-        )
         half = self.options.gradient_hook != "none"
         elements = sum(self.workload.parameters[i].numel for i in bucket)
+        cast = self.device.memory_ns(CAST_BYTES * elements, self.straggle)
         if half:
             # to(16 bit) and div_(world size): two kernels on the compute stream.
-            cast = self.device.memory_ns(CAST_BYTES * elements, self.straggle)
             scale = self.device.memory_ns(2 * HALF_BYTES * elements, self.straggle)
+            self.autograd.work(Phase.BUCKET, "compress", self._python_ns(2))
             self.compute.op(Phase.BUCKET, "compress", self.autograd.now, cast + scale)
             nbytes = HALF_BYTES * elements
+        enqueue_ns = self.host.ns(self.host.host.collective_s)
+        self.autograd.work(Phase.ALL_REDUCE, "all_reduce", enqueue_ns)
         ready = latest(self.compute.tail, self.autograd.now)
         begin = max(self.comm.tail.at, ready.at)
         call = Call(collective="all_reduce", nbytes=nbytes)
         yield from self._collective(iteration, call, Phase.ALL_REDUCE, ready)
         if self.group.fabric.ranks > 1:
             busy.append((begin, self.comm.tail.at))
-        if half:
-            cast = self.device.memory_ns(CAST_BYTES * elements, self.straggle)
-            self.comm.op(Phase.BUCKET, "decompress", self.comm.tail, cast)
         self.marks.append(self.comm.tail)
+        if half:
+            self.autograd.work(Phase.BUCKET, "decompress", self._python_ns(1))
+            ready = latest(self.comm.tail, self.autograd.now)
+            self.marks[-1] = self.hooks.op(Phase.BUCKET, "decompress", ready, cast)
+
+    def _python_ns(self, launches: int) -> int:
+        """Return the host time of a Python function that launches some kernels, ns."""
+        host = self.host.host
+        each = self.host.ns(host.launch_gil_s) + self.host.ns(host.launch_free_s)
+        return self.host.ns(host.python_function_s) + launches * each
 
     def _finalize(self, packed: tuple[Bucket, ...]) -> None:
         """Make the compute stream wait for each bucket, then copy it back to the gradients."""
         costs = self.host.host
+        unused = set(unused_parameters(self.workload))  # their .grad stays None
         for bucket, mark in zip(packed, self.marks, strict=True):
             self.autograd.work(Phase.BUCKET, "wait", self.host.ns(costs.event_s))
             if mark.at > self.compute.tail.at:
                 self.compute.wait(mark)
             if self.options.gradient_as_bucket_view:
                 continue
-            for i in bucket:
+            for i in sorted(set(bucket) - unused, key=bucket.index):
                 tensor = self.workload.parameters[i]
                 self.autograd.work(Phase.BUCKET, "copy back", self.host.ns(costs.launch_free_s))
                 duration = self.device.memory_ns(2 * self.runs.wire_bytes(tensor), self.straggle)

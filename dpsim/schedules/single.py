@@ -29,7 +29,7 @@ def program(cluster: Cluster) -> Program:
     worker = Worker(cluster, cluster.scenario.device_ids or (0,), cluster.scenario.batch)
     for iteration in range(1, cluster.iterations + 1):
         for micro_step in range(cluster.scenario.accumulation):
-            worker.begin(iteration)
+            worker.begin(iteration, micro_step)
             worker.forward()
             if not cluster.scenario.evaluation:
                 worker.whole_backward(accumulate=worker.keeps_gradients(micro_step))

@@ -1,8 +1,10 @@
-"""Predict: simulate a scenario and one GPU beside it, and say how every number is known."""
+"""Answer: simulate a scenario and one GPU beside it, and say how every number is known."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from dpsim.hardware import HardwareProfile, Network
 from dpsim.prediction import Baseline, LinkUse, PhaseTime, Prediction, RankUse
 from dpsim.scenario import Scenario
 from dpsim.simulate import MOST_ITERATIONS, Simulation, simulate
-from dpsim.timeline import PHASES, Phase, Timeline
+from dpsim.timeline import PHASE_CODE, PHASES, Int64, Phase, Timeline
 from dpsim.workload import Workload
 
 COMPUTE_PHASES = (
@@ -48,12 +50,10 @@ def predict(
     """
     check(scenario)
     alone = baseline_scenario(scenario)
-    one = simulate(workload, profile, alone, record=True)
-    bound = _bound(one)
     scaling = None
     if scenario.anchor_step_s is not None:
         scaling = _anchored(workload, profile, scenario, scenario.anchor_step_s)
-        one = simulate(workload, profile, alone, scaling=scaling)
+    one = simulate(workload, profile, alone, scaling=scaling)
     done = simulate(workload, profile, scenario, network, scaling=scaling)
     cluster = done.cluster
     timeline = cluster.recorder.timeline(done.start_ns, done.end_ns)
@@ -76,7 +76,7 @@ def predict(
         ranks=_ranks(cluster, timeline),
         links=_links(cluster),
         messages=tuple(cluster.messages.items()),
-        bound=bound,
+        bound=bound_of(one),
         basis=basis_of(cluster, anchored=scaling is not None),
         warnings=_warnings(done, scenario),
         timeline=timeline,
@@ -134,10 +134,14 @@ def baseline_scenario(scenario: Scenario) -> Scenario:
 def _anchored(
     workload: Workload, profile: HardwareProfile, scenario: Scenario, anchor_s: float
 ) -> Scaling:
-    """Return the factors with which one GPU takes the anchor at the anchor's batch."""
+    """Return the factors with which one GPU takes the anchor at the anchor's batch.
+
+    The anchor is a step of one batch: it tells of the machine, so that the same anchor gives the
+    same machine whatever `accumulation` the scenario asks for.
+    """
     alone = baseline_scenario(scenario)
-    measured = replace(alone, batch=scenario.anchor_batch or alone.batch)
-    bound = _bound(simulate(workload, profile, measured))
+    measured = replace(alone, batch=scenario.anchor_batch or alone.batch, accumulation=1)
+    bound = bound_of(simulate(workload, profile, measured))
 
     def step_ns(scaling: Scaling) -> int:
         return simulate(workload, profile, measured, scaling=scaling, record=False).step_ns
@@ -145,17 +149,13 @@ def _anchored(
     return solve(step_ns, bound, anchor_s)
 
 
-def _bound(one: Simulation) -> str:
+def bound_of(one: Simulation) -> Literal["host", "device"]:
     """Return what one GPU's step waits for: the busier of its stream and its host threads."""
     timeline = one.cluster.recorder.timeline(one.start_ns, one.end_ns)
-    device, host = 0, 0
-    for index, track in enumerate(timeline.tracks):
-        busy = sum(ns for phase, ns in timeline.phase_ns(index).items() if phase not in WAITS)
-        if track.kind == "stream":
-            device += busy
-        else:
-            host += busy
-    return "device" if device >= host else "host"
+    works = [PHASE_CODE[phase] for phase in PHASES if phase not in WAITS]
+    busy = phase_times(timeline)[:, works].sum(axis=1)
+    on_device = np.array([track.kind == "stream" for track in timeline.tracks])
+    return "device" if busy[on_device].sum() >= busy[~on_device].sum() else "host"
 
 
 def _samples(scenario: Scenario) -> int:
@@ -168,44 +168,71 @@ def _first(scenario: Scenario) -> int:
 
 def _phases(timeline: Timeline, first: int) -> tuple[PhaseTime, ...]:
     """Return each phase's time on host threads, on the first GPU, and on the busiest other."""
-    host = dict.fromkeys(PHASES, 0)
-    device = dict.fromkeys(PHASES, 0)
-    others: dict[int, dict[Phase, int]] = {}
+    times = phase_times(timeline)
+    none = np.zeros(len(PHASES), dtype=np.int64)
+    host, device, other = none.copy(), none.copy(), none.copy()
+    streams: dict[int, list[int]] = defaultdict(list)
     for index, track in enumerate(timeline.tracks):
-        times = timeline.phase_ns(index)
-        if track.kind == "thread" and (track.rank == first or "replica" in track.name):
-            for phase, ns in times.items():
-                host[phase] = max(host[phase], ns)
-        if track.kind == "server" or (track.kind == "stream" and track.rank == first):
-            for phase, ns in times.items():
-                device[phase] += ns
-        elif track.kind == "stream":
-            mine = others.setdefault(track.rank, dict.fromkeys(PHASES, 0))
-            for phase, ns in times.items():
-                mine[phase] += ns
-    rows = [
-        PhaseTime(
-            phase=phase,
-            host_ns=host[phase],
-            device_ns=device[phase],
-            other_ns=max((times[phase] for times in others.values()), default=0),
-        )
-        for phase in PHASES
-    ]
-    return tuple(row for row in rows if row.host_ns or row.device_ns or row.other_ns)
+        if track.kind == "stream":
+            streams[track.rank].append(index)
+        elif track.kind == "server":
+            device = np.maximum(device, times[index])
+        elif track.rank == first or "replica" in track.name:
+            host = np.maximum(host, times[index])
+    for rank, indexes in streams.items():
+        mine = _any_of(timeline, times, indexes)
+        if rank == first:
+            device = np.maximum(device, mine)
+        else:
+            other = np.maximum(other, mine)
+    return tuple(
+        PhaseTime(phase=phase, host_ns=int(h), device_ns=int(d), other_ns=int(o))
+        for phase, h, d, o in zip(PHASES, host, device, other, strict=True)
+        if h or d or o
+    )
+
+
+def phase_times(timeline: Timeline) -> Int64:
+    """Return the time within the step that each track spends in each phase, ns.
+
+    The shape is [tracks, phases], with the phases in the order of `PHASES`.
+    """
+    start, end = timeline.clipped()
+    shape = (len(timeline.tracks), len(PHASES))
+    times = np.zeros(shape, dtype=np.int64)
+    np.add.at(times, (timeline.track, timeline.phase), end - start)
+    return times
+
+
+def _any_of(timeline: Timeline, times: Int64, tracks: list[int]) -> Int64:
+    """Return the time in which at least one of these tracks is in each phase, ns, [phases]."""
+    total: Int64 = times[tracks].sum(axis=0)
+    start, end = timeline.clipped()
+    for phase in np.flatnonzero((times[tracks] > 0).sum(axis=0) > 1):
+        both = np.isin(timeline.track, tracks) & (timeline.phase == phase)
+        total[phase] = _union_ns(start[both], end[both])
+    return total
+
+
+def _union_ns(start: Int64, end: Int64) -> int:
+    """Return the length of the union of n >= 1 intervals, ns."""
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate(end[order])
+    return int((end - np.maximum(start, np.append(start[0], end[:-1]))).clip(min=0).sum())
 
 
 def _ranks(cluster: Cluster, timeline: Timeline) -> tuple[RankUse, ...]:
     """Return bytes and device time of each rank; equal neighbours are one entry."""
     compute: dict[int, int] = {}
     exposed: dict[int, int] = {}
+    times = phase_times(timeline)
+    kernels = [PHASE_CODE[phase] for phase in COMPUTE_PHASES]
     for index, track in enumerate(timeline.tracks):
         if (track.kind, track.name) != ("stream", "compute"):
             continue
-        times = timeline.phase_ns(index)
-        busy = sum(ns for phase, ns in times.items() if phase in COMPUTE_PHASES)
-        compute[track.rank] = compute.get(track.rank, 0) + busy
-        exposed[track.rank] = exposed.get(track.rank, 0) + sum(times.values()) - busy
+        compute[track.rank] = int(times[index, kernels].sum())
+        waited = _waited_ns(timeline, index)
+        exposed[track.rank] = int(times[index].sum()) - compute[track.rank] + waited
     entries: list[RankUse] = []
     for rank in sorted(cluster.batches):
         source = cluster.stands_for[rank]
@@ -225,6 +252,21 @@ def _ranks(cluster: Cluster, timeline: Timeline) -> tuple[RankUse, ...]:
     return tuple(entries)
 
 
+def _waited_ns(timeline: Timeline, index: int) -> int:
+    """Return how long a stream idles before what another stream or a server lets start, ns."""
+    mine = np.flatnonzero(timeline.track == index)
+    start, end = timeline.clipped()
+    mine = mine[np.argsort(start[mine], kind="stable")]
+    if not len(mine):
+        return 0
+    gaps = start[mine] - np.append(0, end[mine][:-1])
+    threads = np.array([track.kind == "thread" for track in timeline.tracks])
+    cause = timeline.cause[mine]
+    source = timeline.track[np.maximum(cause, 0)]
+    by_others = (cause >= 0) & ~threads[source] & (source != index)
+    return int(gaps[by_others].sum())
+
+
 def _links(cluster: Cluster) -> tuple[LinkUse, ...]:
     return tuple(
         LinkUse(link=name, kind=cluster.machine.link_kind(name), nbytes=nbytes)
@@ -239,9 +281,10 @@ def _warnings(done: Simulation, scenario: Scenario) -> tuple[str, ...]:
     idle = [rank for rank, batch in cluster.batches.items() if batch == 0]
     if idle:
         each = -(-scenario.batch // scenario.gpus)
+        full = scenario.gpus * max(1, (scenario.batch + scenario.gpus // 2) // scenario.gpus)
         texts.append(
             f"{len(idle)} of {scenario.gpus} GPUs get no samples: DataParallel cuts "
-            f"{scenario.batch} into chunks of {each}. A batch of {each * scenario.gpus} fills all."
+            f"{scenario.batch} into chunks of {each}. A batch of {full} fills all."
         )
     if not done.steady:
         texts.append(
@@ -263,8 +306,9 @@ def _beyond_tables(cluster: Cluster) -> list[str]:
             low, high = table.nbytes[0], table.nbytes[-1]
             outside = int(np.sum([not low <= size <= high for size in sizes]))
             if outside:
+                what = collective.replace("_", "-")
                 texts.append(
-                    f"{outside} of {len(sizes)} sizes of {collective.replace('_', '-')} lie outside the "
-                    f"measured {low:.3g} to {high:.3g} bytes: extrapolated."
+                    f"{outside} of {len(sizes)} sizes of {what} lie outside the measured "
+                    f"{low:.3g} to {high:.3g} bytes: extrapolated."
                 )
     return texts
