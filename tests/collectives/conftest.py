@@ -31,7 +31,7 @@ def known(value: float) -> Quantity:
 def host() -> Host:
     """Return a host; collectives do not look at it."""
     handover = Table(at=(0,), value=(0,), basis=Basis.ASSUMED, source="test")
-    names = [field.name for field in fields(Host) if field.type in ("Quantity", "PositiveQuantity")]
+    names = [field.name for field in fields(Host) if field.type in ("Duration", "PositiveQuantity")]
     quantities: dict[str, Any] = dict.fromkeys(names, known(1.0))
     return Host(gil_handover_s=handover, cores=1, **quantities)
 
