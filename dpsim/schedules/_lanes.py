@@ -6,34 +6,36 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dpsim.engine import Cluster
 from dpsim.machine import Machine, Route
 from dpsim.schedules._classes import RankClass, rank_classes
 from dpsim.units import to_ns
 
+K = TypeVar("K")
 MOST_WAYS = 64
 """(class, server) pairs that are simulated one by one: 8 nodes with a server each. Beyond it nodes
 with a server are taken as alike, which costs no more for more nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """`count` equal ways, each for the payload of one worker."""
+class Hops:
+    """The links of one direction of a lane."""
 
-    hops: tuple[str, ...]
-    own: Mapping[str, int]  # how many of the `count` have one of a hop together; absent: all
-    count: int
-    cap_bytes_per_s: float
-    latency_ns: int
+    names: tuple[str, ...]
+    own: Mapping[str, int]  # how many of the lane's ways have one of a link together; absent: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """Ways of one class to and from one server; no lane where server and worker are one."""
+class Lane:
+    """`count` equal ways to one server and back, each for the payload of one worker."""
 
-    push: tuple[Lane, ...] = ()
-    pull: tuple[Lane, ...] = ()
+    push: Hops
+    pull: Hops
+    count: int
+    cap_bytes_per_s: float
+    latency_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Layout:
 
     classes: list[RankClass]
     servers: tuple[str, ...]
-    lanes: dict[tuple[int, int], Lanes]  # (class, server)
+    lanes: dict[tuple[int, int], tuple[Lane, ...]]  # (class, server); () where these are one
     leads: tuple[int, ...]  # of each class, that of the ranks that push for it
     extra_links: dict[str, float] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ def layout(cluster: Cluster, servers: tuple[str, ...], leaders: tuple[int, ...])
         return _alike(cluster, kinds, servers, leaders)
     leader_of = _leader_of(cluster.machine.gpus, leaders)
     ways = _Ways(cluster.machine, servers, leaders)
-    colour = ways.colours(_workers(cluster, kinds, leader_of))
+    colour = ways.colours(_workers(kinds, leader_of))
     classes = rank_classes(cluster, place=lambda rank: colour[leader_of[rank]])
     lanes = {}
     for c, members in enumerate(classes):
@@ -87,9 +89,7 @@ def _leader_of(ranks: int, leaders: tuple[int, ...]) -> list[int]:
     return found
 
 
-def _workers(
-    cluster: Cluster, kinds: list[RankClass], leader_of: list[int]
-) -> dict[int, tuple[int, ...]]:
+def _workers(kinds: list[RankClass], leader_of: list[int]) -> dict[int, tuple[int, ...]]:
     """Return, by leader, the kinds of the ranks of its worker."""
     kind = {rank: k for k, members in enumerate(kinds) for rank in members.members}
     workers: dict[int, tuple[int, ...]] = {}
@@ -146,33 +146,35 @@ class _Ways:
             self.first.setdefault(colour, hop)
         return mine
 
-    def lanes(self, ranks: list[int], server: int) -> Lanes:
-        """Return the ways of equal leaders to and from a server."""
-        if not ranks or self.routes[ranks[0]][2 * server].source == (
-            self.routes[ranks[0]][2 * server].target
-        ):
-            return Lanes()
-        push, pull = (
-            self._lane([self.routes[rank][2 * server + i] for rank in ranks]) for i in (0, 1)
-        )
-        return Lanes(push=(push,), pull=(pull,))
+    def lanes(self, ranks: list[int], server: int) -> tuple[Lane, ...]:
+        """Return the ways of equal leaders to and from a server, as one; () if there is none.
 
-    def _lane(self, routes: list[Route]) -> Lane:
-        """Return equal routes as one: of equal links, the first stands for all."""
-        route = routes[0]
-        users = Counter(hop for other in routes for hop in set(other.hops))
-        hops = tuple(self.first[self.colour[hop]] for hop in route.hops)
-        sharers = {self.first[self.colour[hop]]: users[hop] for hop in route.hops}
-        return Lane(
-            hops=hops,
-            own={hop: n for hop, n in sharers.items() if n < len(routes)},
-            count=len(routes),
+        Of equal links, the first stands for all.
+        """
+        if not ranks:
+            return ()
+        route = self.routes[ranks[0]][2 * server]
+        if route.source == route.target:
+            return ()
+        lane = Lane(
+            push=self._hops([self.routes[rank][2 * server].hops for rank in ranks]),
+            pull=self._hops([self.routes[rank][2 * server + 1].hops for rank in ranks]),
+            count=len(ranks),
             cap_bytes_per_s=route.flow_bytes_per_s,
             latency_ns=to_ns(route.latency_s),
         )
+        return (lane,)
+
+    def _hops(self, paths: list[tuple[str, ...]]) -> Hops:
+        users = Counter(hop for path in paths for hop in set(path))
+        first = {hop: self.first[self.colour[hop]] for hop in paths[0]}
+        return Hops(
+            names=tuple(first[hop] for hop in paths[0]),
+            own={first[hop]: users[hop] for hop in paths[0] if users[hop] < len(paths)},
+        )
 
 
-def _numbered(keys: Mapping[Hashable, Hashable]) -> dict:
+def _numbered(keys: Mapping[K, Hashable]) -> dict[K, int]:
     """Return a whole number for each key, the same for equal values."""
     numbers: dict[Hashable, int] = {}
     return {key: numbers.setdefault(value, len(numbers)) for key, value in keys.items()}
@@ -184,55 +186,83 @@ def _alike(
     servers: tuple[str, ...],
     leaders: tuple[int, ...],
 ) -> Layout:
-    """Return the ways when all ranks and all nodes are equal, servers included.
+    """Return the ways when ranks are equal, and nodes are taken as equal, servers included.
 
-    Each server is reached by n - 1 nodes over the network and by one through its own memory. The
-    link that stands for every node's own carries k flows of k servers, though each node sends to
-    the k - 1 others only: it is made k / (k - 1) as fast.
+    All ranks are one class, with two ways to each server that do not wait for each other: of the
+    nodes where it is not, over the network, and of its own node. The flows of all these nodes have
+    one rate: that of the node whose NIC has the least left for them, next to its server's flows.
+    Links inside these nodes are one for all: each carries the ways to k servers where k - 1 are to
+    others, and is made k / (k - 1) as fast.
 
-    Leaves out: a worker beside a server is done with that server's keys before the others are, and
-    runs ahead of them; here it waits.
+    Leaves out: that the flows of other nodes gain what the slowest leaves; that a worker waits only
+    for its own ways.
     """
     machine = cluster.machine
-    everywhere = len(set(servers)) == machine.nodes
-    speed = len(servers) / (len(servers) - 1) if everywhere else 1.0
+    homes = [int(server.removeprefix("host")) for server in servers]
     links: dict[str, float] = {}
-    lanes: dict[tuple[int, int], Lanes] = {}
+    lanes: dict[tuple[int, int], tuple[Lane, ...]] = {}
     for s, server in enumerate(servers):
-        node = int(server.removeprefix("host"))
-        near = _groups(machine, server, leaders, node)
-        far = _groups(machine, server, leaders, (node + 1) % machine.nodes)
-        lanes[0, s] = Lanes(
-            push=tuple(_spread(machine, group.push[0], node, speed, links) for group in far)
-            + tuple(group.push[0] for group in near),
-            pull=tuple(_spread(machine, group.pull[0], node, speed, links) for group in far)
-            + tuple(group.pull[0] for group in near),
-        )
+        near = _groups(machine, server, leaders, homes[s])
+        far = _groups(machine, server, leaders, (homes[s] + 1) % machine.nodes)
+        spread = _Spread(machine, homes, homes[s], links)
+        lanes[0, s] = (*map(spread.lane, far), *near)
     return Layout(classes=classes, servers=servers, lanes=lanes, leads=(0,), extra_links=links)
 
 
-def _groups(machine: Machine, server: str, leaders: tuple[int, ...], node: int) -> list[Lanes]:
+def _groups(machine: Machine, server: str, leaders: tuple[int, ...], node: int) -> list[Lane]:
     """Return the ways of a node's leaders to one server, equal ones merged."""
     ranks = tuple(rank for rank in leaders if rank in machine.ranks_on(node))
     ways = _Ways(machine, (server,), ranks)
     groups: dict[int, list[int]] = {}
     for rank, colour in ways.colours(dict.fromkeys(ranks, 0)).items():
         groups.setdefault(colour, []).append(rank)
-    return [ways.lanes(members, 0) for members in groups.values()]
+    return [lane for members in groups.values() for lane in ways.lanes(members, 0)]
 
 
-def _spread(machine: Machine, lane: Lane, node: int, speed: float, links: dict[str, float]) -> Lane:
-    """Return the lane of one node as that of all but `node`, where the server is."""
-    names = {}
-    for hop in lane.hops:
-        if f"node{node}." in hop:
-            continue
-        names[hop] = "every node: " + re.sub(r"node\d+\.", "", hop)
-        links[names[hop]] = machine.rates[hop] * speed
-    return Lane(
-        hops=tuple(names.get(hop, hop) for hop in lane.hops),
-        own={name: lane.own.get(hop, lane.count) for hop, name in names.items()},
-        count=lane.count * (machine.nodes - 1),
-        cap_bytes_per_s=lane.cap_bytes_per_s,
-        latency_ns=lane.latency_ns,
-    )
+class _Spread:
+    """Makes a lane of one node that of all nodes but the server's."""
+
+    def __init__(
+        self, machine: Machine, homes: list[int], server_node: int, links: dict[str, float]
+    ):
+        """Take where servers are; links that stand for those of every node are added to `links`."""
+        self.machine = machine
+        self.others = [node for node in homes if node != server_node]
+        self.everywhere = len(homes) == machine.nodes
+        self.at_server = f"node{server_node}."
+        self.speed = len(homes) / (len(homes) - 1) if self.everywhere else 1.0
+        self.links = links
+
+    def lane(self, one: Lane) -> Lane:
+        """Return the lane of all of them."""
+        return Lane(
+            push=self._hops(one.push, one.count),
+            pull=self._hops(one.pull, one.count),
+            count=one.count * (self.machine.nodes - 1),
+            cap_bytes_per_s=one.cap_bytes_per_s,
+            latency_ns=one.latency_ns,
+        )
+
+    def _hops(self, one: Hops, count: int) -> Hops:
+        names: list[str] = []
+        own: dict[str, int] = {}
+        for hop in one.names:
+            if self.at_server in hop:
+                names.append(hop)
+                continue
+            copies = self._copies(hop)
+            names += copies
+            own |= dict.fromkeys(copies, one.own.get(hop, count))
+        return Hops(names=tuple(names), own=own)
+
+    def _copies(self, hop: str) -> list[str]:
+        """Return the links that stand for this one in other nodes: by name if it is a NIC's."""
+        copies = []
+        is_nic = "net" in hop.split(">")
+        if is_nic:
+            copies = [re.sub(r"node\d+\.", f"node{node}.", hop) for node in self.others]
+        if not (is_nic and self.everywhere):
+            every = "every node: " + re.sub(r"node\d+\.", "", hop)
+            self.links[every] = self.machine.rates[hop] * self.speed
+            copies.append(every)
+        return copies

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpsim.engine import Cluster, Mark, Program, Stream, latest
 from dpsim.errors import InfeasibleError
-from dpsim.schedules._lanes import Lane, Layout, layout
+from dpsim.schedules._lanes import Hops, Lane, Layout, layout
 from dpsim.schedules._registry import SCHEDULES
-from dpsim.schedules._runs import ADD_BYTES, Hook, Runs, merge
-from dpsim.schedules._sharding import Shard, shard
+from dpsim.schedules._runs import ADD_BYTES, Hook, merge
+from dpsim.schedules._server import Service, account, server_ends
+from dpsim.schedules._sharding import Shard
 from dpsim.schedules._worker import Worker
 from dpsim.timeline import Phase
 from dpsim.units import to_ns
@@ -42,44 +44,10 @@ def ps(cluster: Cluster) -> None:
     if ways.extra_links:
         cluster.lay(ways.extra_links)
     service = Service(cluster, ways, leaders)
-    for c in range(len(ways.classes)):
-        worker = PushingWorker(cluster, ways, c, leaders, service)
+    workers = [PushingWorker(cluster, ways, c, leaders, service) for c in range(len(ways.classes))]
+    for worker, lead in zip(workers, ways.leads, strict=True):
+        worker.lead = workers[lead]
         cluster.start(worker.program(), f"rank {worker.rank}")
-
-
-def server_ends(cluster: Cluster) -> tuple[str, ...]:
-    """Return where each server is.
-
-    auto: GPU 0 on one node, one server beside the workers of each node on several. cpu: processes
-    in the memory of node 0. dedicated: nodes of their own, one server each.
-
-    Raises:
-        InfeasibleError: So many servers cannot be placed so.
-    """
-    options, machine = cluster.scenario.server, cluster.machine
-    placement = options.placement
-    if placement == "auto":
-        placement = "gpu0" if machine.nodes == 1 and options.servers <= 1 else "colocated"
-        if machine.nodes == 1 and options.servers > 1:
-            placement = "cpu"
-    if placement == "dedicated":
-        return tuple(f"host{machine.nodes + i}" for i in range(machine.servers))
-    if placement == "gpu0":
-        if options.servers > 1:
-            raise InfeasibleError(
-                f"--servers must be 1 with --placement gpu0, got {options.servers}. "
-                "Choose --placement cpu or dedicated."
-            )
-        return ("gpu0",)
-    if placement == "cpu":
-        return ("host0",) * max(1, options.servers)
-    count = options.servers or machine.nodes
-    if count > machine.nodes:
-        raise InfeasibleError(
-            f"--servers must be at most {machine.nodes} with --placement colocated on "
-            f"{machine.nodes} nodes, got {count}. Lower it, or choose --placement dedicated."
-        )
-    return tuple(f"host{i}" for i in range(count))
 
 
 def _leaders(cluster: Cluster) -> tuple[int, ...]:
@@ -101,87 +69,15 @@ def _leaders(cluster: Cluster) -> tuple[int, ...]:
     return tuple(leaders)
 
 
-class Service:
-    """All servers: their keys, their queues, and who waits for what."""
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """One way of a class of workers to one server, and what is under way on it."""
 
-    def __init__(self, cluster: Cluster, ways: Layout, leaders: tuple[int, ...]) -> None:
-        """Place the keys."""
-        self.cluster = cluster
-        self.ways = ways
-        self.leaders = leaders
-        self.options = cluster.scenario.server
-        self.runs = Runs(cluster.workload, cluster.scenario, (cluster.device, cluster.host))
-        self.shards = shard(
-            cluster.workload.parameters,
-            len(ways.servers),
-            self.options.sharding,
-            self.runs.wire_bytes,
-        )
-        given = {ready.parameter for ready in cluster.workload.gradients}
-        self.shards = {i: parts for i, parts in self.shards.items() if i in given}
-        load = [0] * len(ways.servers)
-        for parts in self.shards.values():
-            for part in parts:
-                load[part.server] += part.nbytes
-        cluster.messages["bytes on each server"] = tuple(load)
-        self.streams = [
-            cluster.server_stream(s, f"server {s} ({end})") for s, end in enumerate(ways.servers)
-        ]
-        self.workers: list[PushingWorker] = []
-        self._arrived: dict[tuple[int, int, int], int] = defaultdict(int)
-        self._state_bytes = self._update_bytes_per_element()
-
-    def _update_bytes_per_element(self) -> float:
-        """Return the bytes that one update of one element reads and writes on the server."""
-        trainable = sum(p.numel for p in self.cluster.workload.parameters if p.trainable)
-        total = sum(op.bytes_moved.fixed for op in self.runs.optimizer_ops().ops)
-        return total * self.runs.element_scale / max(1, trainable)
-
-    def arrive(self, iteration: int, part: Shard, senders: int) -> None:
-        """Add the gradients of `senders` workers, which have just arrived, in arrival order."""
-        key = (iteration, part.parameter, part.server)
-        before = self._arrived[key]
-        self._arrived[key] = before + senders
-        now = Mark(int(self.cluster.env.now))
-        stream = self.streams[part.server]
-        # The first is copied (2 passes), each other is added (3 passes), by itself.
-        duration = senders * self._sum_ns(part, ADD_BYTES)
-        if before == 0:
-            duration += self._sum_ns(part, ADD_BYTES - 1) - self._sum_ns(part, ADD_BYTES)
-        name = self.cluster.workload.parameters[part.parameter].name
-        stream.op(Phase.AGGREGATE, name, now, duration, part.nbytes * senders)
-        if before + senders == len(self.leaders):
-            del self._arrived[key]
-            self._update(iteration, part, name)
-
-    def _sum_ns(self, part: Shard, passes: int) -> int:
-        end = self.ways.servers[part.server]
-        if end.startswith("gpu"):
-            return self.cluster.device.memory_ns(passes * part.nbytes)
-        host = self.cluster.machine.profile.host
-        threads = min(self.options.reduce_threads, host.cores)
-        rate = self.options.reduce_bytes_per_s or host.reduce_bytes_per_s.value * threads
-        at_home = self.ways.servers.count(end)  # servers that share one host's memory
-        memory = host.memory_bandwidth_bytes_per_s.value / (ADD_BYTES * at_home)
-        return to_ns(passes / ADD_BYTES * part.nbytes / min(rate, memory))
-
-    def _update(self, iteration: int, part: Shard, name: str) -> None:
-        stream = self.streams[part.server]
-        if self.options.update_on == "server":
-            stream.op(Phase.OPTIMIZER, name, stream.tail, self._update_ns(part))
-        for worker in self.workers:
-            worker.offer(iteration, part, stream.tail)
-
-    def _update_ns(self, part: Shard) -> int:
-        """Return the time of one key's update: one Python call, then its memory traffic."""
-        host = self.cluster.machine.profile.host
-        call = self.cluster.host.ns(host.optimizer_tensor_s) + self.cluster.host.ns(
-            host.launch_free_s
-        )
-        nbytes = self._state_bytes * part.numel
-        if self.ways.servers[part.server].startswith("gpu"):
-            return call + self.cluster.device.memory_ns(nbytes)
-        return call + to_ns(nbytes / host.memory_bandwidth_bytes_per_s.value)
+    lane: Lane | None  # None: worker and server are one
+    pushes: Stream
+    pulls: Stream
+    spreads: bool  # what it pulls goes on to the worker's other GPUs
+    turn: Process | None = None  # the last pull
 
 
 class PushingWorker(Worker):
@@ -198,22 +94,28 @@ class PushingWorker(Worker):
         self.service = service
         self.senders = sum(rank in set(leaders) for rank in members.members)
         self.locals = cluster.scenario.server.gpus_per_worker
-        servers = range(len(ways.servers))
-        self.pushes = [cluster.stream(self.rank, self._push_name(s), self.count) for s in servers]
-        self.pulls = [
-            cluster.stream(self.rank, f"pull from server {s}", self.count) for s in servers
+        self.connections = [
+            [self._connect(s, i, lane) for i, lane in enumerate(ways.lanes[index, s] or (None,))]
+            for s in range(len(ways.servers))
         ]
         self.reduces = cluster.stream(self.rank, "local reduce", self.count)
         self.spreads = cluster.stream(self.rank, "local broadcast", self.count)
+        self.lead = self  # the class that pushes for this one
         self.leader = max(rank for rank in leaders if rank <= self.rank)
-        self.team = [c for c, lead in enumerate(ways.leads) if lead == ways.leads[index]]
-        self._turn: dict[int, Process] = {}
+        self.team = ways.leads.count(ways.leads[index])  # classes that make up a worker
         self._missing = 0
         self._all_pulled = cluster.env.event()
         service.workers.append(self)
 
-    def _push_name(self, server: int) -> str:
-        return f"push to server {server}" if len(self.ways.servers) > 1 else "push"
+    def _connect(self, server: int, position: int, lane: Lane | None) -> Connection:
+        near = " beside it" if position else ""
+        name = f" to server {server}{near}" if len(self.ways.servers) > 1 else ""
+        return Connection(
+            lane=lane,
+            pushes=self.cluster.stream(self.rank, f"push{name}", self.count),
+            pulls=self.cluster.stream(self.rank, f"pull from server {server}{near}", self.count),
+            spreads=position == 0,
+        )
 
     def program(self) -> Program:
         """Run the training loop."""
@@ -235,10 +137,12 @@ class PushingWorker(Worker):
     def _exchange(self, iteration: int, *, accumulate: bool) -> Program:
         """Run backward, push each gradient when it is ready, and pull all parameters."""
         ready = self._backward_with_pushes(accumulate=accumulate)
-        if len(self.team) > 1:
+        if self.team > 1:
             ready = yield from self._agree(iteration, ready)
         shards = self.service.shards
-        self._missing = sum(len(parts) for parts in shards.values())
+        self._missing = sum(
+            len(self.connections[part.server]) for parts in shards.values() for part in parts
+        )
         self._all_pulled = self.cluster.env.event()
         if not self._missing:  # everything is frozen
             return
@@ -246,7 +150,7 @@ class PushingWorker(Worker):
             self._push_all(iteration, ready)
         self.cluster.waits[f"rank {self.rank}"] = f"pulls of iteration {iteration}"
         yield self._all_pulled
-        self.compute.wait(latest(*(stream.tail for stream in self.pulls), self.spreads.tail))
+        self.compute.wait(latest(*self._pulled(), self.spreads.tail))
         self.account_exchange(iteration)
 
     def _backward_with_pushes(self, *, accumulate: bool) -> list[tuple[int, Mark]]:
@@ -281,85 +185,76 @@ class PushingWorker(Worker):
 
     def _push_all(self, iteration: int, ready: list[tuple[int, Mark]]) -> None:
         """Queue all gradients for their servers; several GPUs of a worker add them up first."""
-        queues: list[list[tuple[Shard, Mark]]] = [[] for _ in self.pushes]
+        queues: list[list[tuple[Shard, Mark]]] = [[] for _ in self.connections]
         for parameter, mark in ready:
             tensor = self.workload.parameters[parameter]
             summed = self._reduce_locally(mark, self.runs.wire_bytes(tensor), tensor.name)
             for part in self.service.shards[parameter]:
                 queues[part.server].append((part, summed))
-        for server, queue in enumerate(queues):
-            self.cluster.env.process(self._push(iteration, self.pushes[server], queue))
+        for connections, queue in zip(self.connections, queues, strict=True):
+            for connection in connections:
+                self.cluster.env.process(self._push(iteration, connection, queue))
 
-    def _push(self, iteration: int, stream: Stream, queue: list[tuple[Shard, Mark]]) -> Program:
+    def _push(
+        self, iteration: int, connection: Connection, queue: list[tuple[Shard, Mark]]
+    ) -> Program:
         """Push to one server, in order, each when it is ready and the one before has arrived."""
-        env = self.cluster.env
+        env, stream = self.cluster.env, connection.pushes
         for part, ready in queue:
             yield env.timeout(max(0, ready.at - int(env.now)))
             begin = latest(ready, stream.tail)
-            sent = self._send(iteration, part)
-            if sent:
-                yield env.all_of(sent)
+            senders = self.senders
+            if connection.lane:
+                senders = connection.lane.count
+                yield self._transfer(connection.lane.push, connection.lane, part, "push")
+            self.service.arrive(iteration, part, senders)
             name = self.workload.parameters[part.parameter].name
             stream.until(Phase.PUSH, name, begin, int(env.now), part.nbytes)
 
-    def _send(self, iteration: int, part: Shard) -> list[Event]:
-        """Start the flows of one shard to its server; each arrival is counted when it is there."""
-        lanes = self.ways.lanes[self.index, part.server].push
-        if not lanes:
-            self.service.arrive(iteration, part, self.senders)
-            return []
-        events = []
-        for lane in lanes:
-            event = self._transfer(lane, part, "push")
-            event.callbacks.append(self._arrival(iteration, part, lane.count))
-            events.append(event)
-        return events
-
-    def _arrival(self, iteration: int, part: Shard, senders: int) -> Callable[[Event], None]:
-        return lambda _: self.service.arrive(iteration, part, senders)
-
-    def _transfer(self, lane: Lane, part: Shard, what: str) -> Event:
+    def _transfer(self, hops: Hops, lane: Lane, part: Shard, what: str) -> Event:
         return self.cluster.flows.transfer(
-            lane.hops,
+            hops.names,
             part.nbytes,
             latency_ns=lane.latency_ns,
             count=lane.count,
-            own=lane.own,
+            own=hops.own,
             cap_bytes_per_s=lane.cap_bytes_per_s,
             label=f"{what} of {self.workload.parameters[part.parameter].name}, rank {self.rank}",
         )
 
     # Pulls
 
-    def offer(self, iteration: int, part: Shard, updated: Mark) -> None:
+    def offer(self, part: Shard, updated: Mark) -> None:
         """Take note that a shard is updated: it is pulled after those of its server before it."""
-        previous = self._turn.get(part.server)
-        lead = self.ways.leads[self.index]
-        if lead != self.index:  # its leader pulls, and has been told before it
-            previous = self.service.workers[lead]._turn[part.server]
-        self._turn[part.server] = self.cluster.env.process(
-            self._pull(iteration, part, updated, previous)
-        )
+        for i, connection in enumerate(self.connections[part.server]):
+            previous = connection.turn
+            if self.lead is not self:  # it pulls, and has been told before this one
+                previous = self.lead.connections[part.server][i].turn
+            connection.turn = self.cluster.env.process(
+                self._pull(connection, part, updated, previous)
+            )
 
     def _pull(
-        self, iteration: int, part: Shard, updated: Mark, previous: Process | None
+        self, connection: Connection, part: Shard, updated: Mark, previous: Process | None
     ) -> Program:
-        del iteration
-        env = self.cluster.env
+        env, stream = self.cluster.env, connection.pulls
         if previous is not None and previous.is_alive:
             yield previous
         yield env.timeout(max(0, updated.at - int(env.now)))
-        stream = self.pulls[part.server]
         begin = latest(updated, stream.tail)
-        lanes = self.ways.lanes[self.index, part.server].pull
-        if lanes:
-            yield env.all_of([self._transfer(lane, part, "pull") for lane in lanes])
+        if connection.lane:
+            yield self._transfer(connection.lane.pull, connection.lane, part, "pull")
         name = self.workload.parameters[part.parameter].name
         stream.until(Phase.PULL, name, begin, int(env.now), part.nbytes)
-        self._spread_locally(stream.tail, part.nbytes, name)
+        if connection.spreads:
+            self._spread_locally(stream.tail, part.nbytes, name)
         self._missing -= 1
         if self._missing == 0:
             self._all_pulled.succeed()
+
+    def _pulled(self) -> list[Mark]:
+        """Return when each connection is done with its pulls."""
+        return [connection.pulls.tail for many in self.connections for connection in many]
 
     # Several GPUs a worker
 
@@ -370,7 +265,7 @@ class PushingWorker(Worker):
         agreed = []
         for parameter, mark in ready:
             key = f"gradient {parameter} of iteration {iteration}, worker of rank {self.leader}"
-            meeting = self.cluster.meet(key, len(self.team), mark, f"rank {self.rank}")
+            meeting = self.cluster.meet(key, self.team, mark, f"rank {self.rank}")
             agreed.append((parameter, (yield meeting)))
         return agreed
 
@@ -405,30 +300,3 @@ class PushingWorker(Worker):
                 load[self.ways.servers[part.server]] += part.nbytes
         leaders = set(self.service.leaders)
         account(self.cluster, [rank for rank in self.ranks if rank in leaders], load)
-
-
-def account(cluster: Cluster, ranks: list[int], load: dict[str, int]) -> None:
-    """Count what ranks push to and pull from server ends that keep `load` bytes each.
-
-    A way over the network is counted in two halves, from the rank to the network and from there to
-    the server: as many steps as there are ranks and servers, not their product.
-    """
-    machine = cluster.machine
-    for rank in ranks:
-        gpu, home = f"gpu{rank}", f"host{machine.node_of(rank)}"
-        far = [end for end in load if machine.nodes + machine.servers > 1 and end != home]
-        for end in load.keys() - set(far):
-            cluster.account(cluster.iterations, gpu, end, load[end])
-            cluster.account(cluster.iterations, end, gpu, load[end])
-        if far:
-            nbytes = sum(load[end] for end in far)
-            cluster.load(machine.route(gpu, far[0]).hops, nbytes, until="net")
-            cluster.load(machine.route(far[0], gpu).hops, nbytes, since="net")
-            cluster.traffic[rank].sent += nbytes
-            cluster.traffic[rank].received += nbytes
-    for end, nbytes in load.items():
-        guests = [r for r in ranks if end.startswith("host") and f"host{machine.node_of(r)}" != end]
-        if guests:
-            gpu = f"gpu{guests[0]}"
-            cluster.load(machine.route(gpu, end).hops, nbytes * len(guests), since="net")
-            cluster.load(machine.route(end, gpu).hops, nbytes * len(guests), until="net")

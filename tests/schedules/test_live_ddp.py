@@ -18,6 +18,7 @@ from dpsim.units import MIB
 from dpsim.workload import Tensor, Workload
 
 PROCESS = Path(__file__).parent / "ddp_process.py"
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 TIMEOUT_S = 120  # two interpreters that import torch take 10 s on two busy cores
 
 OPTIONS = {
@@ -37,7 +38,7 @@ UNUSED = {
 def live(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("ddp")
     # Only the loopback interface: a machine without a resolvable name has no other.
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(PROCESS), str(rank), str(directory)],

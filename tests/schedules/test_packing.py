@@ -1,5 +1,8 @@
 """Chunks and buckets, byte for byte."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,8 +95,6 @@ def test_a_sparse_gradient_has_a_bucket_of_its_own() -> None:
         for name in ("embedding", "a", "b")
     ]
     ready = tuple(GradientReady(parameter=i, after_op=0) for i in (2, 0, 1))
-    from dataclasses import replace
-
     workload = replace(chain(3), parameters=tuple(parameters), gradients=ready)
     assert ((2, 1), (0,)) == buckets(workload, RingOptions(), 2, size)
 
@@ -168,6 +169,49 @@ def test_broadcast_overshoots_by_less_than_a_tensor_and_reduce_never_does(
         assert sum(map(size, chunk[:-1])) < COALESCE_BYTES
     for chunk in reduce_chunks(tensors, size):
         assert len(chunk) == 1 or sum(map(size, chunk)) <= COALESCE_BYTES
+
+
+@given(TENSORS)
+def test_reduce_packs_as_torch_does(tensors: tuple[Tensor, ...]) -> None:
+    take = pytest.importorskip("torch._utils")._take_tensors
+    made = on_meta(tensors)
+    expected = [[t.number for t in chunk] for chunk in take(made, COALESCE_BYTES)]
+    found = [[int(t.name[1:]) for t in chunk] for chunk in reduce_chunks(tensors, size)]
+    # torch gives out full chunks as they fill and what is left last, dtype by dtype.
+    assert sorted(expected) == sorted(found)
+
+
+@given(TENSORS, st.lists(st.integers(1, 30), min_size=1, max_size=3))
+def test_buckets_are_packed_as_torch_does(tensors: tuple[Tensor, ...], caps: list[int]) -> None:
+    torch = pytest.importorskip("torch")
+    assign = torch.distributed._compute_bucket_assignment_by_size
+    limits = [cap * MIB for cap in caps]
+    workload = replace(
+        chain(1),
+        parameters=tensors,
+        gradients=tuple(GradientReady(parameter=i, after_op=0) for i in range(len(tensors))),
+    )
+    expected, _ = assign(
+        [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in tensors],
+        limits,
+    )
+    options = RingOptions(bucket_list_bytes=tuple(map(float, limits)))
+    found = buckets(workload, options, 2, size)
+    assert [tuple(bucket) for bucket in expected] == list(found)
+
+
+def on_meta(tensors: tuple[Tensor, ...]) -> list[Any]:
+    torch = pytest.importorskip("torch")
+    made = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in tensors]
+    for number, tensor in enumerate(made):
+        tensor.number = number
+    return made
+
+
+def test_a_chunk_may_be_exactly_full() -> None:
+    half = [Tensor(name=f"t{i}", shape=(COALESCE_BYTES // 8,)) for i in range(5)]
+    assert [2, 2, 1] == [len(chunk) for chunk in reduce_chunks(half, size)]
+    assert [2, 2, 1] == [len(chunk) for chunk in broadcast_chunks(half, size)]
 
 
 def test_limits_of_buckets_are_used_in_turn_and_the_last_repeats() -> None:

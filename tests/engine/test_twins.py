@@ -1,0 +1,282 @@
+"""Each collapse of dpsim.engine.recurrence against its event-by-event twin, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from fractions import Fraction
+
+import numpy as np
+import simpy
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dpsim.engine.recurrence import (
+    SPEED_UNITS,
+    Slowdown,
+    ThreadRun,
+    contend,
+    launch,
+    queue_ends,
+    slowed_ends,
+)
+
+TIMES = st.integers(0, 50)
+CASES = settings(max_examples=300, deadline=None)
+Steps = Generator[simpy.Event, None, None]
+
+
+class StreamTwin:
+    """A stream as a process: takes launches in order, and frees their places when they end."""
+
+    def __init__(self, env: simpy.Environment, tail: int, retired: list[int], depth: int) -> None:
+        self.env = env
+        self.launches = simpy.Store(env)
+        self.places = simpy.Resource(env, depth)
+        self.ends: list[int] = []
+        for end in retired:
+            env.process(self._taken(end))
+        env.process(self._serve(tail))
+
+    def _taken(self, end: int) -> Steps:
+        with self.places.request() as place:
+            yield place
+            yield self.env.timeout(end)
+
+    def _serve(self, tail: int) -> Steps:
+        yield self.env.timeout(tail)
+        while True:
+            place, duration = yield self.launches.get()
+            yield self.env.timeout(duration)
+            self.ends.append(int(self.env.now))
+            self.places.release(place)
+
+    def put(self, duration: int, launched: list[int]) -> Steps:
+        """Wait for a place, then launch."""
+        place = self.places.request()
+        yield place
+        launched.append(int(self.env.now))
+        self.launches.put((place, duration))
+
+
+@st.composite
+def stream_states(draw: st.DrawFn) -> tuple[int, list[int], int]:
+    """Return depth, ends of earlier launches, and when the stream is free: their last end."""
+    depth = draw(st.integers(1, 6))
+    retired = sorted(draw(st.lists(TIMES, max_size=depth)))
+    return depth, retired, retired[-1] if retired else 0
+
+
+@CASES
+@given(stream_states(), st.integers(0, 30), st.lists(st.tuples(TIMES, TIMES), max_size=25))
+def test_a_run_of_launches_equals_a_thread_and_a_stream(
+    state: tuple[int, list[int], int], clock: int, ops: list[tuple[int, int]]
+) -> None:
+    depth, retired, tail = state
+    env = simpy.Environment()
+    stream = StreamTwin(env, tail, retired, depth)
+    launched: list[int] = []
+
+    def thread() -> Steps:
+        yield env.timeout(clock)
+        for host, duration in ops:
+            yield env.timeout(host)
+            yield from stream.put(duration, launched)
+
+    env.process(thread())
+    env.run()
+    host, durations = (np.array([op[i] for op in ops], dtype=np.int64) for i in (0, 1))
+    times = launch(clock, host, durations, tail, np.array(retired, dtype=np.int64), depth)
+    assert launched == times.launched.tolist()
+    assert stream.ends == times.end.tolist()
+    assert (launched[-1] if launched else clock) == times.clock
+    assert (times.begun + host <= times.launched).all()
+    assert (times.start == times.end - durations).all()
+
+
+@st.composite
+def thread_runs(draw: st.DrawFn) -> tuple[int, tuple[ThreadRun, ...]]:
+    """Return a depth, and runs of several threads each with a stream of its own."""
+    depth = draw(st.integers(1, 5))
+    runs = []
+    for _ in range(draw(st.integers(1, 5))):
+        retired = sorted(draw(st.lists(TIMES, max_size=depth)))
+        ops = draw(st.lists(st.tuples(st.integers(1, 9), TIMES, TIMES), max_size=12))
+        columns = [np.array([op[i] for op in ops], dtype=np.int64) for i in range(3)]
+        runs.append(
+            ThreadRun(
+                clock=draw(st.integers(0, 40)),
+                locked=columns[0],
+                unlocked=columns[1],
+                durations=columns[2],
+                tail=retired[-1] if retired else 0,
+                retired=np.array(retired, dtype=np.int64),
+            )
+        )
+    return depth, tuple(runs)
+
+
+def contend_by_rounds(
+    runs: tuple[ThreadRun, ...], handover: list[int], depth: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return launches and ends by a second algorithm: scan all threads for who asked first."""
+    count = len(runs)
+    ask = [run.clock for run in runs]
+    done = [0] * count
+    launched: list[list[int]] = [[] for _ in runs]
+    history = [run.retired.tolist() for run in runs]
+    tail = [run.tail for run in runs]
+    free = 0
+    while True:
+        wanting = [i for i in range(count) if done[i] < len(runs[i].locked)]
+        if not wanting:
+            return [(launched[i], history[i][len(runs[i].retired) :]) for i in range(count)]
+        i = min(wanting, key=lambda j: (ask[j], j))
+        k = done[i]
+        free = max(free, ask[i]) + int(runs[i].locked[k]) + handover[len(wanting) - 1]
+        at = free + int(runs[i].unlocked[k])
+        if len(history[i]) >= depth:
+            at = max(at, history[i][-depth])
+        tail[i] = max(tail[i], at) + int(runs[i].durations[k])
+        history[i].append(tail[i])
+        launched[i].append(at)
+        ask[i] = at
+        done[i] += 1
+
+
+@CASES
+@given(thread_runs(), st.lists(st.integers(0, 9), min_size=5, max_size=5))
+def test_threads_under_one_lock_equal_a_scan_of_who_asked_first(
+    case: tuple[int, tuple[ThreadRun, ...]], handover: list[int]
+) -> None:
+    depth, runs = case
+    expected = contend_by_rounds(runs, handover, depth)
+    times = contend(runs, np.array(handover, dtype=np.int64), depth)
+    assert expected == [(t.launched.tolist(), t.end.tolist()) for t in times]
+    held = sorted(
+        (int(b), int(b + g))
+        for t, run in zip(times, runs, strict=True)
+        for b, g in zip(t.begun, run.locked, strict=True)
+    )
+    assert all(a[1] <= b[0] for a, b in zip(held, held[1:], strict=False))
+
+
+@CASES
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10_000),
+            st.lists(st.tuples(st.integers(1, 900), st.integers(0, 900)), max_size=10),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.lists(st.integers(0, 90), min_size=4, max_size=4),
+)
+def test_threads_under_one_lock_equal_processes_that_share_a_resource(
+    threads: list[tuple[int, list[tuple[int, int]]]], handover: list[int]
+) -> None:
+    """Cases in which two threads ask at the same nanosecond are left to the test above."""
+    scale = 1_000
+    env = simpy.Environment()
+    live = sum(bool(ops) for _, ops in threads)
+    lock = simpy.Resource(env)
+    wanting = [live]
+    launched: list[list[int]] = [[] for _ in threads]
+
+    def thread(index: int, clock: int, ops: list[tuple[int, int]]) -> Steps:
+        yield env.timeout(clock * scale + index)
+        for k, (locked, unlocked) in enumerate(ops):
+            with lock.request() as turn:
+                yield turn
+                extra = handover[wanting[0] - 1] * scale
+                if k + 1 == len(ops):
+                    wanting[0] -= 1
+                yield env.timeout(locked * scale + extra)
+            yield env.timeout(unlocked * scale + 7 * index + k)
+            launched[index].append(int(env.now))
+
+    runs = []
+    for index, (clock, ops) in enumerate(threads):
+        env.process(thread(index, clock, ops))
+        free = [u * scale + 7 * index + k for k, (_, u) in enumerate(ops)]
+        runs.append(
+            ThreadRun(
+                clock=clock * scale + index,
+                locked=np.array([g * scale for g, _ in ops], dtype=np.int64),
+                unlocked=np.array(free, dtype=np.int64),
+                durations=np.zeros(len(ops), dtype=np.int64),
+                tail=0,
+                retired=np.zeros(0, dtype=np.int64),
+            )
+        )
+    env.run()
+    times = contend(tuple(runs), np.array(handover, dtype=np.int64) * scale, 1024)
+    asked = [int(at) for t in times for at in t.asked]
+    assume(len(set(asked)) == len(asked))
+    assert launched == [t.launched.tolist() for t in times]
+
+
+@CASES
+@given(thread_runs())
+def test_one_thread_alone_has_no_lock_to_wait_for(case: tuple[int, tuple[ThreadRun, ...]]) -> None:
+    depth, runs = case
+    run = runs[0]
+    alone = contend((run,), np.zeros(1, dtype=np.int64), depth)[0]
+    times = launch(
+        run.clock, run.locked + run.unlocked, run.durations, run.tail, run.retired, depth
+    )
+    assert times.launched.tolist() == alone.launched.tolist()
+    assert times.end.tolist() == alone.end.tolist()
+
+
+@st.composite
+def slowdowns(draw: st.DrawFn) -> Slowdown:
+    edges = sorted(draw(st.sets(st.integers(0, 200), max_size=8)))
+    edges = edges[: len(edges) // 2 * 2]
+    pairs = tuple(zip(edges[::2], edges[1::2], strict=True))
+    return Slowdown(intervals=pairs, speed=draw(st.integers(1, SPEED_UNITS)))
+
+
+def finish_by_ns(start: Fraction, work: Fraction, slowdown: Slowdown) -> Fraction:
+    """Return when `work` ns at full speed are done, interval by interval, in exact fractions."""
+    now, left = start, work
+    slow = Fraction(slowdown.speed, SPEED_UNITS)
+    for begin, end in (*slowdown.intervals, (10**9, 10**9)):
+        if now < begin:
+            if left <= begin - now:
+                return now + left
+            left, now = left - (begin - now), Fraction(begin)
+        if now < end:
+            if left <= (end - now) * slow:
+                return now + left / slow
+            left, now = left - (end - now) * slow, Fraction(end)
+    return now + left
+
+
+@CASES
+@given(slowdowns(), st.lists(st.tuples(TIMES, TIMES), max_size=15), st.integers(0, 60))
+def test_a_slowed_stream_equals_one_that_is_followed_op_by_op(
+    slowdown: Slowdown, ops: list[tuple[int, int]], tail: int
+) -> None:
+    launched = np.cumsum([gap for gap, _ in ops]).astype(np.int64)
+    durations = np.array([d for _, d in ops], dtype=np.int64)
+    expected, free = [], Fraction(tail)
+    for at, duration in zip(launched.tolist(), durations.tolist(), strict=True):
+        free = finish_by_ns(max(Fraction(at), free), Fraction(duration), slowdown)
+        expected.append(-(-free.numerator // free.denominator))
+    _, end = slowed_ends(launched, durations, tail, slowdown)
+    assert expected == end.tolist()
+
+
+@CASES
+@given(st.lists(st.tuples(TIMES, TIMES), max_size=15), st.integers(0, 60))
+def test_a_stream_that_nothing_slows_is_a_plain_queue(
+    ops: list[tuple[int, int]], tail: int
+) -> None:
+    launched = np.cumsum([gap for gap, _ in ops]).astype(np.int64)
+    durations = np.array([d for _, d in ops], dtype=np.int64)
+    full = Slowdown(intervals=((3, 90),), speed=SPEED_UNITS)
+    assert (
+        queue_ends(launched, durations, tail).tolist()
+        == slowed_ends(launched, durations, tail, full)[1].tolist()
+    )
