@@ -13,8 +13,6 @@ from dpsim.schedules._sharding import Shard, shard
 from dpsim.timeline import Phase
 from dpsim.units import to_ns
 
-if TYPE_CHECKING:
-    from simpy import Process
 
 
 def server_ends(cluster: Cluster) -> tuple[str, ...]:
@@ -59,6 +57,10 @@ class Puller(Protocol):
         """Take note of it."""
 
 
+WORKING_GPU = "gpu0"
+"""The one GPU that may be a worker and a server."""
+
+
 class Service:
     """All servers: their keys, their queues, and who waits for what."""
 
@@ -86,6 +88,7 @@ class Service:
             cluster.server_stream(s, f"server {s} ({end})") for s, end in enumerate(ways.servers)
         ]
         self.workers: list[Puller] = []
+        self._kernels: list[tuple[int, int]] = []
         self._arrived: dict[tuple[int, int, int], int] = defaultdict(int)
         self._state_bytes = self._update_bytes_per_element()
 
@@ -107,10 +110,25 @@ class Service:
         if before == 0:
             duration += self._sum_ns(part, ADD_BYTES - 1) - self._sum_ns(part, ADD_BYTES)
         name = self.cluster.workload.parameters[part.parameter].name
-        stream.op(Phase.AGGREGATE, name, now, duration, part.nbytes * senders)
+        end = stream.op(Phase.AGGREGATE, name, now, duration, part.nbytes * senders)
+        self._note(part, end.at - duration, end.at)
         if before + senders == len(self.leaders):
             del self._arrived[key]
             self._update(part, name)
+
+    def _note(self, part: Shard, begin: int, end: int) -> None:
+        if self.ways.servers[part.server] == WORKING_GPU:
+            self._kernels.append((begin, end))
+
+    def taken_ns(self, until: int) -> int:
+        """Return the time before `until` that servers took from GPU 0, and forget it.
+
+        Kernels of the server and of the worker fill the same device, so what one does beside the
+        other is time that the other loses.
+        """
+        taken = sum(max(0, min(end, until) - begin) for begin, end in self._kernels)
+        self._kernels.clear()
+        return taken
 
     def _sum_ns(self, part: Shard, passes: int) -> int:
         end = self.ways.servers[part.server]
@@ -126,7 +144,9 @@ class Service:
     def _update(self, part: Shard, name: str) -> None:
         stream = self.streams[part.server]
         if self.options.update_on == "server":
-            stream.op(Phase.OPTIMIZER, name, stream.tail, self._update_ns(part))
+            duration = self._update_ns(part)
+            end = stream.op(Phase.OPTIMIZER, name, stream.tail, duration)
+            self._note(part, end.at - duration, end.at)
         for worker in self.workers:
             worker.offer(part, stream.tail)
 

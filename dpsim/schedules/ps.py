@@ -14,7 +14,7 @@ from dpsim.errors import InfeasibleError
 from dpsim.schedules._lanes import Hops, Lane, Layout, layout
 from dpsim.schedules._registry import SCHEDULES
 from dpsim.schedules._runs import ADD_BYTES, Hook, merge
-from dpsim.schedules._server import Service, account, server_ends
+from dpsim.schedules._server import WORKING_GPU, Service, account, server_ends
 from dpsim.schedules._sharding import Shard
 from dpsim.schedules._worker import Worker
 from dpsim.timeline import Phase
@@ -150,6 +150,9 @@ class PushingWorker(Worker):
             self._push_all(iteration, ready)
         self.cluster.waits[f"rank {self.rank}"] = f"pulls of iteration {iteration}"
         yield self._all_pulled
+        if self.gpu == WORKING_GPU:
+            taken = self.service.taken_ns(self.compute.tail.at)
+            self.compute.op(Phase.AGGREGATE, "server on this GPU", self.compute.tail, taken)
         self.compute.wait(latest(*self._pulled(), self.spreads.tail))
         self.account_exchange(iteration)
 
