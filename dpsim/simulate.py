@@ -14,9 +14,9 @@ from dpsim.scenario import Scenario
 from dpsim.schedules import SCHEDULES
 from dpsim.workload import Workload
 
-FIRST_TRY = {"ring": 4}
-"""Iterations after which a step mostly repeats: 3, but DDP rebuilds its buckets in the second."""
-MOST_ITERATIONS = 32
+FIRST_TRY = {"ring": 3}
+"""First iteration that mostly equals the next: 2, but DDP rebuilds its buckets in the second."""
+MOST_ITERATIONS = 31
 """After these, the mean of the last half is taken, with a warning."""
 SETTLED = 0.02
 """Where flows share links, their order may differ from step to step for ever. Steps of the last
@@ -64,7 +64,7 @@ def simulate(
         servers=max(1, scenario.server.servers) if dedicated else 0,
     )
     costs = (DeviceCosts(profile, scenario.precision, scaling), HostCosts(profile, scaling))
-    iterations = scenario.iteration or FIRST_TRY.get(scenario.mode, 3)
+    iterations = scenario.iteration or FIRST_TRY.get(scenario.mode, 2)
     while True:
         cluster = Cluster(machine, workload, scenario, costs, iterations=iterations, record=record)
         schedule(cluster)
@@ -72,7 +72,7 @@ def simulate(
         done = _window(cluster, scenario)
         if scenario.iteration or done.steady or iterations >= MOST_ITERATIONS:
             return done
-        iterations = min(2 * iterations, MOST_ITERATIONS)
+        iterations = min(2 * iterations + 1, MOST_ITERATIONS)  # with the next one an even number
 
 
 def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
@@ -82,17 +82,18 @@ def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
 
 
 def _window(cluster: Cluster, scenario: Scenario) -> Simulation:
-    """Return the last step: from the end of the one before, over all ranks, to its own end."""
+    """Return the measured step, which is the last but one: from the end of the one before, over all ranks, to its own end."""
     ends = [0, *(max(step) for step in zip(*cluster.ends.values(), strict=True))]
     steps = [b - a for a, b in pairwise(ends)]
-    steady, step_ns = (True, steps[-1]) if scenario.iteration else _settle(steps)
+    last = cluster.measured
+    steady, step_ns = (True, steps[last - 1]) if scenario.iteration else _settle(steps)
     if step_ns <= 0:
         raise InfeasibleError(
             f"the step must take some time, got {step_ns} ns for model "
             f"{cluster.workload.name}. Check the costs in the profile."
         )
     return Simulation(
-        cluster=cluster, start_ns=ends[-2], end_ns=ends[-1], steady=steady, step_ns=step_ns
+        cluster=cluster, start_ns=ends[last - 1], end_ns=ends[last], steady=steady, step_ns=step_ns
     )
 
 

@@ -30,7 +30,7 @@ Program = Generator[simpy.Event, Any, None]
 
 @dataclass(slots=True)
 class RankTraffic:
-    """Bytes of one rank in the last iteration."""
+    """Bytes of one rank in the measured iteration."""
 
     sent: int = 0
     received: int = 0
@@ -54,7 +54,8 @@ class Cluster:
         self.workload = workload
         self.scenario = scenario
         self.device, self.host = costs
-        self.iterations = iterations
+        self.measured = iterations
+        self.iterations = iterations + 1  # what the next one does early falls into the step
         self.env = simpy.Environment()
         self.recorder = Recorder(on=record)
         self.links: dict[str, int] = defaultdict(int)
@@ -117,8 +118,8 @@ class Cluster:
         ]
 
     def account(self, iteration: int, source: str, target: str, nbytes: int) -> None:
-        """Count bytes on every link of a route, in the last iteration only."""
-        if iteration != self.iterations or source == target:
+        """Count bytes on every link of a route, in the measured iteration only."""
+        if iteration != self.measured or source == target:
             return
         for hop in self.machine.route(source, target).hops:
             self.links[hop] += nbytes
@@ -208,8 +209,8 @@ class Communicator:
         return self._costs[call]
 
     def account(self, iteration: int, call: Call) -> None:
-        """Count the bytes of a call on the ring of its GPUs, in the last iteration only."""
-        if iteration != self._cluster.iterations or len(self.gpus) < 2:
+        """Count the bytes of a call on the ring of its GPUs, in the measured iteration only."""
+        if iteration != self._cluster.measured or len(self.gpus) < 2:
             return
         sent, received = traffic(call, len(self.gpus))
         ring = self.ring()

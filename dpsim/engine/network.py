@@ -209,8 +209,8 @@ class Network:
             latency_ns: Sum of the latencies of the route, >= 0.
             count: Number of equal flows that this one stands for, >= 1; a link carries all.
             own: Hops of which each of the `count` flows has one of its own (its NIC, say), or how
-                many flows have one together (the NIC of a node), a divisor of `count`. One of
-                them is looked at: it carries so many flows, and its use is what these put on it.
+                many of them have this one together (the NIC of a node). It carries so many, and
+                its use is what these put on it.
             cap_bytes_per_s: Most that one flow can take (one connection), > 0.
             label: What is sent, for `in_flight`.
 
@@ -223,9 +223,9 @@ class Network:
                 f"{nbytes}, {latency_ns} and {count} for '{label}'. Correct the schedule."
             )
         sharers = own if isinstance(own, Mapping) else dict.fromkeys(own, 1)
-        if any(not 1 <= n <= count or count % n for n in sharers.values()):
+        if any(not 1 <= n <= count for n in sharers.values()):
             raise InputError(
-                f"network: the flows that share a hop must divide count {count}, got "
+                f"network: 1 to count {count} flows can have a hop of their own, got "
                 f"{dict(sharers)} for '{label}'. Correct the schedule."
             )
         group = self._group(

@@ -14,7 +14,6 @@ from dpsim.timeline import Phase
 from dpsim.units import to_ns
 
 
-
 def server_ends(cluster: Cluster) -> tuple[str, ...]:
     """Return where each server is.
 
@@ -173,8 +172,8 @@ def account(cluster: Cluster, ranks: list[int], load: dict[str, int]) -> None:
         gpu, home = f"gpu{rank}", f"host{machine.node_of(rank)}"
         far = [end for end in load if machine.nodes + machine.servers > 1 and end != home]
         for end in load.keys() - set(far):
-            cluster.account(cluster.iterations, gpu, end, load[end])
-            cluster.account(cluster.iterations, end, gpu, load[end])
+            cluster.account(cluster.measured, gpu, end, load[end])
+            cluster.account(cluster.measured, end, gpu, load[end])
         if far:
             nbytes = sum(load[end] for end in far)
             cluster.load(machine.route(gpu, far[0]).hops, nbytes, until="net")

@@ -294,8 +294,8 @@ class PushingWorker(Worker):
             self.spreads.op(Phase.PULL, name, pulled, duration, nbytes)
 
     def account_exchange(self, iteration: int) -> None:
-        """Count the bytes of a whole exchange on the links, in the last iteration only."""
-        if iteration != self.cluster.iterations:
+        """Count the bytes of a whole exchange on the links, in the measured iteration only."""
+        if iteration != self.cluster.measured:
             return
         load: dict[str, int] = defaultdict(int)
         for parts in self.service.shards.values():

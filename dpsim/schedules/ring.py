@@ -172,7 +172,7 @@ class Replica(Worker):
 
     def _backward(self, iteration: int, *, accumulate: bool) -> Program:
         packed = buckets(self.workload, self.options, iteration, self.runs.wire_bytes)
-        if self.leads and iteration == self.cluster.iterations:
+        if self.leads and iteration == self.cluster.measured:
             self.cluster.messages["all-reduce buckets"] = tuple(map(self._bucket_bytes, packed))
         run, position = self._hooked_run(accumulate=accumulate)
         self.begin_backward()
