@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpsim.answer import predict as predict
     from dpsim.chrome_trace import trace_events as trace_events
     from dpsim.chrome_trace import write as write_trace
     from dpsim.errors import DpsimError as DpsimError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from dpsim.files import save as save
     from dpsim.hardware import HardwareProfile as HardwareProfile
     from dpsim.hardware import Network as Network
-    from dpsim.answer import predict as predict
     from dpsim.prediction import Prediction as Prediction
     from dpsim.report import as_dict as as_dict
     from dpsim.report import as_json as as_json

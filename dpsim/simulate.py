@@ -82,7 +82,10 @@ def _gpus(scenario: Scenario, profile: HardwareProfile) -> int:
 
 
 def _window(cluster: Cluster, scenario: Scenario) -> Simulation:
-    """Return the measured step, which is the last but one: from the end of the one before, over all ranks, to its own end."""
+    """Return the measured step, the last but one: from the end of the one before to its own.
+
+    A step ends when its last rank does.
+    """
     ends = [0, *(max(step) for step in zip(*cluster.ends.values(), strict=True))]
     steps = [b - a for a, b in pairwise(ends)]
     last = cluster.measured

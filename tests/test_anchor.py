@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from dpsim import files
 from dpsim.anchor import LARGEST, SMALLEST, solve
+from dpsim.answer import bound_of, predict
 from dpsim.costs import Scaling
 from dpsim.errors import InfeasibleError
 from dpsim.hardware import HardwareProfile
-from dpsim.answer import bound_of, predict
 from dpsim.scenario import Scenario
 from dpsim.simulate import simulate
 from dpsim.units import NS_PER_S

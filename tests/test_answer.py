@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dpsim import files
+from dpsim.answer import baseline_scenario, check, phase_times, predict
 from dpsim.errors import InfeasibleError
 from dpsim.hardware import CollectiveTable, HardwareProfile, Network
-from dpsim.answer import baseline_scenario, check, phase_times, predict
 from dpsim.prediction import PhaseTime, Prediction
 from dpsim.scenario import DataParallelOptions, Scenario
 from dpsim.timeline import PHASES, Phase, Track

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from dpsim import files
-from dpsim.hardware import Basis, HardwareProfile, Network, Quantity
 from dpsim.answer import predict
+from dpsim.hardware import Basis, HardwareProfile, Network, Quantity
 from dpsim.prediction import Prediction
 from dpsim.scenario import DataParallelOptions, RingOptions, Scenario, ServerOptions
 from dpsim.timeline import Phase

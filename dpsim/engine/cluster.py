@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import simpy
 
 from dpsim.collectives import Call, Collective, Fabric, choose, fabric_of, traffic
@@ -112,7 +111,7 @@ class Cluster:
         """Return the rate of each of several copies that run at the same time, bytes/s."""
         routes = [self.machine.route(*pair) for pair in pairs]
         links = {hop: i for i, hop in enumerate(dict.fromkeys(h for r in routes for h in r.hops))}
-        capacities = np.array([self.machine.rates[hop] for hop in links])
+        capacities = [self.machine.rates[hop] for hop in links]
         return [
             float(r) for r in fair_rates([[links[h] for h in r.hops] for r in routes], capacities)
         ]

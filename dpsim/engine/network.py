@@ -187,7 +187,7 @@ class Network:
         self._alarm: simpy.Event | None = None
         self._alarm_ns = 0
 
-    def transfer(
+    def transfer(  # noqa: PLR0913 - what is sent and how; all but two have defaults
         self,
         hops: tuple[str, ...],
         nbytes: int,

@@ -39,7 +39,7 @@ class Recorder:
             self._codes[id(texts)] = kept
         return kept[1]
 
-    def span(
+    def span(  # noqa: PLR0913 - a span has seven columns
         self, track: int, phase: Phase, name: str, start: int, end: int, cause: int, nbytes: int = 0
     ) -> int:
         """Record one span and return its index; empty spans are not kept."""
@@ -55,7 +55,7 @@ class Recorder:
             nbytes,
         )
 
-    def spans(
+    def spans(  # noqa: PLR0913 - the same
         self,
         track: int,
         phase: Phase,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dpsim.engine import Cluster, Mark
 from dpsim.errors import InfeasibleError

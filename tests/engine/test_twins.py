@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import simpy
@@ -157,7 +158,7 @@ def test_threads_under_one_lock_equal_a_scan_of_who_asked_first(
         for t, run in zip(times, runs, strict=True)
         for b, g in zip(t.begun, run.locked, strict=True)
     )
-    assert all(a[1] <= b[0] for a, b in zip(held, held[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(held))
 
 
 @CASES
