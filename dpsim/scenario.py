@@ -44,7 +44,7 @@ class RingOptions:
 class ServerOptions:
     """How the synchronous parameter server is laid out."""
 
-    servers: Count = 0  # 0: chosen by placement
+    servers: Annotated[int, Field(ge=0, le=4096)] = 0  # 0: chosen by placement
     placement: Literal["auto", "gpu0", "cpu", "dedicated", "colocated"] = "auto"
     sharding: Literal["round-robin", "greedy", "split"] = "split"
     update_on: Literal["server", "worker"] = "server"

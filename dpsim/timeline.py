@@ -97,7 +97,6 @@ class Timeline:
         """Return the time within the window that a track spends in each phase, in phase order."""
         start, end = self.clipped()
         mine = self.track == track
-        sums = np.bincount(
-            self.phase[mine], weights=(end - start)[mine].astype(float), minlength=len(PHASES)
-        )
+        sums = np.zeros(len(PHASES), dtype=np.int64)
+        np.add.at(sums, self.phase[mine], (end - start)[mine])
         return {phase: int(ns) for phase, ns in zip(PHASES, sums, strict=True) if ns > 0}

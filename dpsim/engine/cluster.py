@@ -153,9 +153,10 @@ class Cluster:
         self.env.run()
         if self.waits:
             listed = "; ".join(f"{who} waits for {what}" for who, what in self.waits.items())
+            count = len(self.waits)
             raise DeadlockError(
                 f"at {format_duration(self.env.now)} nothing can happen, but "
-                f"{len(self.waits)} programs are not done: {listed}"
+                f"{count} program{'s are' if count > 1 else ' is'} not done: {listed}"
             )
 
     def finish_step(self, rank: int, mark: Mark) -> None:
@@ -254,7 +255,7 @@ class Communicator:
         end = ready.at + self.cost_ns(call)
         self.account(iteration, call)
         for stream, begin in zip(streams, begins, strict=True):
-            stream.until(phase, call.collective, begin, end, call.nbytes)
+            stream.until(phase, call.collective, Mark(begin.at, ready.span), end, call.nbytes)
         return Mark(end, streams[0].tail.span)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -16,6 +16,34 @@ from dpsim.timeline import Int64
 
 SPEED_UNITS = 1024
 """A stream's full speed, in work units a nanosecond: slow-downs are whole 1024ths of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Intervals in which a stream works at `speed` of `SPEED_UNITS`, ascending and disjoint."""
+
+    intervals: tuple[tuple[int, int], ...]  # ns
+    speed: int  # work units a nanosecond, 1..SPEED_UNITS
+
+    def work_by(self, at: Int64) -> Int64:
+        """Return W(t): the work units that the stream can do by each time."""
+        times, works, speeds = self._knots()
+        i = np.searchsorted(times, at, side="right") - 1
+        return np.asarray(works[i] + (at - times[i]) * speeds[i])
+
+    def time_of(self, work: Int64) -> Int64:
+        """Return the first whole ns by which so many work units can be done."""
+        times, works, speeds = self._knots()
+        i = np.maximum(np.searchsorted(works, work, side="left") - 1, 0)
+        return np.asarray(times[i] - (works[i] - work) // speeds[i])
+
+    def _knots(self) -> tuple[Int64, Int64, Int64]:
+        """Return when the speed changes, the work done by then, and the speed from then on."""
+        times = np.array([0, *chain.from_iterable(self.intervals)], dtype=np.int64)
+        slow = np.arange(len(times)) % 2 == 1
+        speeds = np.where(slow, self.speed, SPEED_UNITS)
+        works = np.concatenate(([0], np.cumsum(np.diff(times) * speeds[:-1])))
+        return times, works, speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,31 +73,36 @@ def queue_ends(launched: Int64, durations: Int64, tail: int) -> Int64:
     return np.asarray(np.maximum.accumulate(gate) + done, dtype=np.int64)
 
 
-def launch(
-    clock: int, host: Int64, durations: Int64, tail: int, retired: Int64, depth: int
-) -> Launched:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Queue:
+    """A stream before a run is launched on it."""
+
+    tail: int  # when it is free, ns
+    retired: Int64  # ends of its last launches, oldest first, at most `depth`, ns
+    depth: int  # launches that fit on it, >= 1
+    slowdown: Slowdown | None = None
+
+
+def launch(clock: int, host: Int64, durations: Int64, queue: Queue) -> Launched:
     """Return the times of a run that one thread launches on one stream.
 
     launched[k] = max(launched[k-1] + host[k], end[k - depth]): the thread sleeps while `depth`
-    launches of the stream have not ended. `retired` are the ends of earlier launches, oldest
-    first, at most `depth` of them; `tail` is when the stream is free.
+    launches of the stream have not ended.
 
     Args:
         clock: When the thread is free, ns.
         host: Host time of each launch, ns, shape [K].
-        durations: Device time of each op, ns, shape [K].
-        tail: When the stream is free, ns.
-        retired: Ends of the last launches on the stream, shape [<= depth].
-        depth: Launches that fit on the stream, >= 1.
+        durations: Device time of each op at full speed, ns, shape [K].
+        queue: The stream.
     """
     count = len(host)
     launched = clock + np.cumsum(host)
-    ends = queue_ends(launched, durations, tail)
-    history = np.concatenate((retired, ends))
-    free = len(history) - count  # of the depth slots, this many were taken
-    full_from = depth - free  # first op that may find the queue full
+    server = _Server(queue)
+    start, end = server.serve(launched, durations)
+    history = np.concatenate((queue.retired, end))
+    full_from = queue.depth - len(queue.retired)  # first op that may find the queue full
     if full_from < count and (history[: count - full_from] > launched[full_from:]).any():
-        launched, ends = _launch_in_blocks(clock, host, durations, tail, retired, depth)
+        launched, start, end = _launch_in_blocks(clock, host, durations, queue)
     begun = np.concatenate((np.array([clock], dtype=np.int64), launched[:-1]))[:count]
     last = int(launched[-1]) if count else clock
     return Launched(
@@ -77,21 +110,21 @@ def launch(
         begun=begun,
         worked=begun + host,
         launched=launched,
-        start=ends - durations,
-        end=ends,
+        start=start,
+        end=end,
         clock=last,
     )
 
 
 def _launch_in_blocks(
-    clock: int, host: Int64, durations: Int64, tail: int, retired: Int64, depth: int
-) -> tuple[Int64, Int64]:
-    """Return launch and end times where the queue fills: in blocks whose limits are known."""
-    count, taken = len(host), len(retired)
-    history = np.concatenate((retired, np.zeros(count, dtype=np.int64)))
-    launched = np.zeros(count, dtype=np.int64)
-    first = 0
-    while first < count:
+    clock: int, host: Int64, durations: Int64, queue: Queue
+) -> tuple[Int64, Int64, Int64]:
+    """Return launch times, starts and ends where the queue fills: in blocks with known limits."""
+    count, taken, depth = len(host), len(queue.retired), queue.depth
+    history = np.concatenate((queue.retired, np.zeros(count, dtype=np.int64)))
+    launched, start = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    server = _Server(queue)
+    for first in range(0, count, depth):
         last = min(first + depth, count)
         spent = np.cumsum(host[first:last])
         limit = np.full(last - first, clock, dtype=np.int64)
@@ -100,10 +133,36 @@ def _launch_in_blocks(
         limit[full] = history[slot[full]]
         gate = np.maximum(limit - spent, clock)
         launched[first:last] = np.maximum.accumulate(gate) + spent
-        ends = queue_ends(launched[first:last], durations[first:last], tail)
-        history[taken + first : taken + last] = ends
-        clock, tail, first = int(launched[last - 1]), int(ends[-1]), last
-    return launched, history[taken:]
+        start[first:last], history[taken + first : taken + last] = server.serve(
+            launched[first:last], durations[first:last]
+        )
+        clock = int(launched[last - 1])
+    return launched, start, history[taken:]
+
+
+class _Server:
+    """A FIFO stream that serves ops, at full speed or slower in some intervals."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.slowdown = queue.slowdown
+        tail = np.array([queue.tail], dtype=np.int64)
+        self.tail = int(self.slowdown.work_by(tail)[0]) if self.slowdown else queue.tail
+
+    def serve(self, launched: Int64, durations: Int64) -> tuple[Int64, Int64]:
+        """Return starts and ends of the next ops, ns.
+
+        In work units a stream that slows down is Lindley's recursion again: w[k] =
+        max(W(launched[k]), w[k-1]) + SPEED_UNITS * durations[k]. Times are rounded up to whole
+        ns; the recursion is exact.
+        """
+        if not self.slowdown:
+            ends = queue_ends(launched, durations, self.tail)
+            self.tail = int(ends[-1]) if len(ends) else self.tail
+            return ends - durations, ends
+        work = durations * SPEED_UNITS
+        done = queue_ends(self.slowdown.work_by(launched), work, self.tail)
+        self.tail = int(done[-1]) if len(done) else self.tail
+        return self.slowdown.time_of(done - work), self.slowdown.time_of(done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,47 +242,3 @@ def _launched(run: ThreadRun, host: tuple[list[int], ...], ends: list[int]) -> L
         end=end,
         clock=int(launched[-1]) if len(launched) else run.clock,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """Intervals in which a stream works at `speed` of `SPEED_UNITS`, ascending and disjoint."""
-
-    intervals: tuple[tuple[int, int], ...]  # ns
-    speed: int  # work units a nanosecond, 1..SPEED_UNITS
-
-
-def slowed_ends(
-    launched: Int64, durations: Int64, tail: int, slowdown: Slowdown
-) -> tuple[Int64, Int64]:
-    """Return starts and ends of a FIFO stream that is slower in some intervals, ns.
-
-    W(t) is the work done by time t, `SPEED_UNITS` a ns outside and `speed` inside the intervals.
-    In work units the stream is Lindley's recursion again: w[k] = max(W(launched[k]), w[k-1]) +
-    SPEED_UNITS * durations[k]. Ends are rounded up to whole ns; the recursion is exact.
-    """
-    knots = [0]
-    for begin, end in slowdown.intervals:
-        knots += [begin, end]
-    work = [0]
-    for index, (a, b) in enumerate(pairwise(knots)):
-        work.append(work[-1] + (b - a) * (slowdown.speed if index % 2 else SPEED_UNITS))
-    times, works = np.array(knots, dtype=np.int64), np.array(work, dtype=np.int64)
-    speeds = np.array(
-        [slowdown.speed if i % 2 else SPEED_UNITS for i in range(len(knots))], dtype=np.int64
-    )
-
-    def done_by(at: Int64) -> Int64:
-        i = np.searchsorted(times, at, side="right") - 1
-        return np.asarray(works[i] + (at - times[i]) * speeds[i])
-
-    def reached(amount: Int64) -> Int64:
-        i = np.searchsorted(works, amount, side="left") - 1
-        i = np.maximum(i, 0)
-        return np.asarray(times[i] - (works[i] - amount) // speeds[i])
-
-    amount = queue_ends(
-        done_by(launched), durations * SPEED_UNITS, int(done_by(np.array([tail]))[0])
-    )
-    start = amount - durations * SPEED_UNITS
-    return reached(start), reached(amount)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpsim.engine.recorder import NO_SPAN, Recorder
-from dpsim.engine.recurrence import Launched, Slowdown, ThreadRun, contend, launch, slowed_ends
+from dpsim.engine.recurrence import Launched, Queue, Slowdown, ThreadRun, contend, launch
 from dpsim.engine.stream import Mark, Stream, latest
 from dpsim.timeline import Int64, Phase, Track
 
@@ -72,17 +72,13 @@ class Thread:
         self, stream: Stream, phase: Phase, run: Run, slowdown: Slowdown | None = None
     ) -> Launched:
         """Launch a run on a stream, alone: nobody else wants the interpreter lock."""
-        times = launch(
-            self.now.at,
-            run.locked + run.unlocked,
-            run.durations,
-            stream.tail.at,
-            stream.retired,
-            stream.depth,
+        queue = Queue(
+            tail=stream.tail.at,
+            retired=stream.retired,
+            depth=stream.depth,
+            slowdown=slowdown if slowdown and slowdown.intervals else None,
         )
-        if slowdown is not None and slowdown.intervals:
-            start, end = slowed_ends(times.launched, run.durations, stream.tail.at, slowdown)
-            times = replace(times, start=start, end=end)
+        times = launch(self.now.at, run.locked + run.unlocked, run.durations, queue)
         self._place(stream, phase, run, times)
         return times
 

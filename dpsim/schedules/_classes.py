@@ -25,8 +25,8 @@ def rank_classes(
 
     Args:
         cluster: Where the ranks are.
-        place: What tells ranks apart beside batch and speed; None: how many GPUs their node has,
-            which decides how they share its links.
+        place: What tells ranks apart beside batch, speed and how fast their input comes, which
+            depends on how many GPUs of their node share its links.
 
     Raises:
         InfeasibleError: Fewer samples than ranks, or a split or a straggler that does not fit.
@@ -40,10 +40,24 @@ def rank_classes(
         )
     straggle = dict(scenario.stragglers)
     classes: dict[Hashable, list[int]] = {}
+    rates: dict[int, list[float]] = {}
     for node in range(machine.nodes):
         ranks = machine.ranks_on(node)
-        for rank in ranks:
-            where = place(rank) if place else len(ranks)
-            key = (batches[rank], straggle.get(rank, 1.0), where)
+        if len(ranks) not in rates:
+            rates[len(ranks)] = _input_rates(cluster, node)
+        for rank, rate in zip(ranks, rates[len(ranks)], strict=True):
+            where = place(rank) if place else None
+            key = (batches[rank], straggle.get(rank, 1.0), rate, where)
             classes.setdefault(key, []).append(rank)
     return [RankClass(members=tuple(r), batch=batches[r[0]]) for r in classes.values()]
+
+
+def _input_rates(cluster: Cluster, node: int) -> list[float]:
+    """Return how fast the batch comes to each GPU of a node when it comes to all, bytes/s."""
+    rates = cluster.shared_rates(
+        [(f"host{node}", f"gpu{rank}") for rank in cluster.machine.ranks_on(node)]
+    )
+    if cluster.scenario.pinned_input:
+        return rates
+    most = cluster.machine.profile.host.pageable_copy_bytes_per_s.value
+    return [min(rate, most) for rate in rates]

@@ -64,7 +64,7 @@ def layout(cluster: Cluster, servers: tuple[str, ...], leaders: tuple[int, ...])
         leaders: The ranks that push and pull; others hand their gradients to one of these.
     """
     leader_of = _leader_of(cluster.machine.gpus, leaders)
-    workers = _workers(rank_classes(cluster), leader_of)
+    workers = _workers(cluster, leader_of)
     hosts = set(servers) & {f"host{node}" for node in range(cluster.machine.nodes)}
     if len(hosts) > 1 and (len(hosts) + 1) * len(servers) > MOST_WAYS:
         return _alike(cluster, servers, leader_of, workers)
@@ -93,13 +93,20 @@ def _leader_of(ranks: int, leaders: tuple[int, ...]) -> list[int]:
     return found
 
 
-def _workers(kinds: list[RankClass], leader_of: list[int]) -> dict[int, tuple[int, ...]]:
-    """Return, by leader, the kinds of the ranks of its worker."""
+def _workers(cluster: Cluster, leader_of: list[int]) -> dict[int, Hashable]:
+    """Return, by leader, the kinds of the ranks of its worker, and how fast these reach it."""
+    kinds = rank_classes(cluster)
     kind = {rank: k for k, members in enumerate(kinds) for rank in members.members}
-    workers: dict[int, tuple[int, ...]] = {}
+    workers: dict[int, list[int]] = {}
     for rank, leader in enumerate(leader_of):
-        workers[leader] = (*workers.get(leader, ()), kind[rank])
-    return workers
+        workers.setdefault(leader, []).append(rank)
+    return {
+        leader: (
+            tuple(kind[rank] for rank in ranks),
+            tuple(cluster.shared_rates([(f"gpu{rank}", f"gpu{leader}") for rank in ranks[1:]])),
+        )
+        for leader, ranks in workers.items()
+    }
 
 
 class _Ways:
@@ -188,7 +195,7 @@ def _alike(
     cluster: Cluster,
     servers: tuple[str, ...],
     leader_of: list[int],
-    workers: dict[int, tuple[int, ...]],
+    workers: dict[int, Hashable],
 ) -> Layout:
     """Return the ways when workers that compute the same are one class, wherever they are.
 

@@ -39,6 +39,13 @@ def server_ends(cluster: Cluster) -> tuple[str, ...]:
             )
         return ("gpu0",)
     if placement == "cpu":
+        cores = machine.profile.host.cores
+        if options.servers > cores:
+            raise InfeasibleError(
+                f"--servers must be at most {cores} with --placement cpu on "
+                f"'{machine.profile.name}', which has so many cores, got {options.servers}. "
+                "Lower it, or choose --placement dedicated."
+            )
         return ("host0",) * max(1, options.servers)
     count = options.servers or machine.nodes
     if count > machine.nodes:
