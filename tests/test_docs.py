@@ -91,7 +91,7 @@ SHOWN = [
     (page.name, command, text)
     for page in PAGES
     for command, text in re.findall(
-        r"^<!-- output: dpsim (.*) -->\n```text\n(.*?)^```$",
+        r"^<!-- output: dpsim ([^\n]*) -->\n```text\n(.*?)^```$",
         page.read_text(encoding="utf-8"),
         re.MULTILINE | re.DOTALL,
     )
