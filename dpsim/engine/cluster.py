@@ -17,7 +17,7 @@ from dpsim.engine.recorder import Recorder
 from dpsim.engine.stream import Mark, Stream, latest
 from dpsim.engine.thread import Thread
 from dpsim.errors import DeadlockError
-from dpsim.machine import Machine
+from dpsim.machine import Machine, Route
 from dpsim.scenario import Scenario
 from dpsim.timeline import Phase, Track
 from dpsim.units import format_duration, to_ns
@@ -118,11 +118,16 @@ class Cluster:
 
     def account(self, iteration: int, source: str, target: str, nbytes: int) -> None:
         """Count bytes on every link of a route, in the measured iteration only."""
-        if iteration != self.measured or source == target:
+        if source != target:
+            self.account_route(iteration, self.machine.route(source, target), nbytes)
+
+    def account_route(self, iteration: int, route: Route, nbytes: int) -> None:
+        """Count bytes on every link of a given route, in the measured iteration only."""
+        if iteration != self.measured or route.source == route.target:
             return
-        for hop in self.machine.route(source, target).hops:
+        for hop in route.hops:
             self.links[hop] += nbytes
-        for end, way in ((source, "sent"), (target, "received")):
+        for end, way in ((route.source, "sent"), (route.target, "received")):
             if end.startswith("gpu"):
                 use = self.traffic[int(end[3:])]
                 setattr(use, way, getattr(use, way) + nbytes)

@@ -26,6 +26,8 @@ class Hops:
 
     names: tuple[str, ...]
     own: Mapping[str, int]  # how many of the lane's ways have one of a link together; absent: all
+
+
 MOST_NICS = 16
 """Nodes whose NICs are told apart when each has a server; of more, one NIC stands for the mean."""
 
@@ -70,7 +72,7 @@ def layout(cluster: Cluster, servers: tuple[str, ...], leaders: tuple[int, ...])
     hosts = set(servers) & {f"host{node}" for node in range(cluster.machine.nodes)}
     if len(hosts) > 1 and (len(hosts) + 1) * len(servers) > MOST_WAYS:
         return _alike(cluster, servers, leader_of, workers)
-    ways = _Ways(cluster.machine, servers, leaders)
+    ways = _Ways(cluster.machine, servers, leaders, by_host=by_host(cluster))
     colour = ways.colours(workers)
     classes = rank_classes(cluster, place=lambda rank: colour[leader_of[rank]])
     lanes = {}
@@ -80,6 +82,29 @@ def layout(cluster: Cluster, servers: tuple[str, ...], leaders: tuple[int, ...])
             lanes[c, s] = ways.lanes(pushing, s)
     leads = _leads(classes, leader_of)
     return Layout(classes=classes, servers=servers, lanes=lanes, leads=leads)
+
+
+def by_host(cluster: Cluster) -> bool:
+    """Return whether gradients for a GPU take the way through host memory (--path host)."""
+    return cluster.scenario.server.path == "host"
+
+
+def route_by(machine: Machine, source: str, target: str, *, by_host: bool) -> Route:
+    """Return a route; between two GPUs through the memory of the source's node if `by_host`."""
+    direct = machine.route(source, target)
+    if not by_host or direct.staged or not (source[:3] == target[:3] == "gpu") or source == target:
+        return direct
+    home = f"host{machine.node_of(int(source.removeprefix('gpu')))}"
+    up, down = machine.route(source, home), machine.route(home, target)
+    return Route(
+        source=source,
+        target=target,
+        hops=up.hops + down.hops,
+        bandwidth_bytes_per_s=min(up.bandwidth_bytes_per_s, down.bandwidth_bytes_per_s),
+        latency_s=up.latency_s + down.latency_s,
+        flow_bytes_per_s=min(up.flow_bytes_per_s, down.flow_bytes_per_s),
+        staged=True,
+    )
 
 
 def _leads(classes: list[RankClass], leader_of: list[int]) -> tuple[int, ...]:
@@ -114,14 +139,21 @@ def _workers(cluster: Cluster, leader_of: list[int]) -> dict[int, Hashable]:
 class _Ways:
     """The routes of all leaders to and from all servers, and which of them are equal."""
 
-    def __init__(self, machine: Machine, servers: tuple[str, ...], leaders: tuple[int, ...]):
+    def __init__(
+        self,
+        machine: Machine,
+        servers: tuple[str, ...],
+        leaders: tuple[int, ...],
+        *,
+        by_host: bool = False,
+    ) -> None:
         """Find all routes: push to server s is way 2s, pull from it way 2s + 1."""
         self.machine = machine
         self.routes: dict[int, list[Route]] = {}
         for rank in leaders:
             gpu = f"gpu{rank}"
             ends = [pair for end in servers for pair in ((gpu, end), (end, gpu))]
-            self.routes[rank] = [machine.route(*pair) for pair in ends]
+            self.routes[rank] = [route_by(machine, *pair, by_host=by_host) for pair in ends]
         hops = dict.fromkeys(h for ways in self.routes.values() for r in ways for h in r.hops)
         self.colour: dict[str, int] = _numbered({hop: machine.rates[hop] for hop in hops})
         self.first: dict[int, str] = {}

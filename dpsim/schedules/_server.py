@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dpsim.engine import Cluster, Mark
 from dpsim.errors import InfeasibleError
-from dpsim.schedules._lanes import Layout
+from dpsim.schedules._lanes import Layout, by_host, route_by
 from dpsim.schedules._runs import ADD_BYTES, Runs
 from dpsim.schedules._sharding import Shard, shard
 from dpsim.timeline import Phase
@@ -25,6 +25,11 @@ def server_ends(cluster: Cluster) -> tuple[str, ...]:
     """
     options, machine = cluster.scenario.server, cluster.machine
     placement = options.placement
+    if options.path == "gpu" and placement not in ("auto", "gpu0"):
+        raise InfeasibleError(
+            f"--path gpu needs a server on a GPU (--placement gpu0), got --placement {placement}. "
+            "Change either."
+        )
     if placement == "auto":
         placement = "gpu0" if machine.nodes == 1 and options.servers <= 1 else "colocated"
         if machine.nodes == 1 and options.servers > 1:
@@ -179,8 +184,9 @@ def account(cluster: Cluster, ranks: list[int], load: dict[str, int]) -> None:
         gpu, home = f"gpu{rank}", f"host{machine.node_of(rank)}"
         far = [end for end in load if machine.nodes + machine.servers > 1 and end != home]
         for end in load.keys() - set(far):
-            cluster.account(cluster.measured, gpu, end, load[end])
-            cluster.account(cluster.measured, end, gpu, load[end])
+            for pair in ((gpu, end), (end, gpu)):
+                route = route_by(machine, *pair, by_host=by_host(cluster))
+                cluster.account_route(cluster.measured, route, load[end])
         if far:
             nbytes = sum(load[end] for end in far)
             cluster.load(machine.route(gpu, far[0]).hops, nbytes, until="net")
