@@ -153,6 +153,11 @@ def _check_ranks(flags: Flags, gpus: int) -> None:
 def _data_parallel(flags: Flags) -> DataParallelOptions:
     plain = ("output_device", "loss_in_forward", "input_on", "keep_replicas")
     values = {**{name: flags[name] for name in plain}, "nccl": not flags["no_nccl"]}
+    if flags["keep_replicas"] and not flags["evaluation"]:
+        raise InputError(
+            "--keep-replicas must come with --evaluation, got it alone: replicas that are kept are "
+            "not updated. Add --evaluation."
+        )
     return _record(DataParallelOptions, values)
 
 

@@ -13,6 +13,7 @@ from dpsim.basis import basis_of
 from dpsim.costs import Scaling
 from dpsim.engine import Cluster
 from dpsim.errors import InfeasibleError
+from dpsim.files import find
 from dpsim.hardware import HardwareProfile, Network
 from dpsim.prediction import Baseline, LinkUse, PhaseTime, Prediction, RankUse
 from dpsim.scenario import Scenario
@@ -41,6 +42,8 @@ def predict(
 ) -> Prediction:
     """Return the prediction for one scenario.
 
+    Several nodes are joined by `network`, or by the profile's usual one if it is None.
+
     The speed-up compares with one GPU of the same kind: at the whole batch when `scaling` is
     "strong", at one rank's share of it when "weak".
 
@@ -49,6 +52,7 @@ def predict(
         UnknownNameError: No such mode or algorithm.
     """
     check(scenario)
+    network = network or _usual_network(profile, scenario)
     alone = baseline_scenario(scenario)
     scaling = None
     if scenario.anchor_step_s is not None:
@@ -81,6 +85,13 @@ def predict(
         warnings=_warnings(done, scenario),
         timeline=timeline,
     )
+
+
+def _usual_network(profile: HardwareProfile, scenario: Scenario) -> Network | None:
+    """Return the profile's own network if the scenario needs one and there is one."""
+    nodes = scenario.nodes or -(-scenario.gpus // profile.topology.gpus)
+    alone = nodes == 1 and scenario.server.placement != "dedicated"
+    return None if alone or not profile.network else find(Network, profile.network)
 
 
 def check(scenario: Scenario) -> None:

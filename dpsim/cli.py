@@ -71,6 +71,8 @@ class Program(click.Group):
             return _fail(settings, "usage", _usage(error, command), error.exit_code)
         except click.Abort:
             return _fail(settings, "interrupted", "interrupted", 130)
+        except OSError as error:
+            return _lost(error)
         except Exception as error:  # noqa: BLE001 - the last line of defence
             if settings.verbose:
                 traceback.print_exc()
@@ -94,6 +96,16 @@ class Program(click.Group):
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             raise UnknownNameError("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
+
+
+def _lost(error: OSError) -> int:
+    """Say that the output could not be written; it cannot hold the message, whatever its format."""
+    _end_quietly()
+    reason = error.strerror or str(error)
+    click.echo(
+        f"dpsim: error: the output must be writable, got: {reason}. Send it elsewhere.", err=True
+    )
+    return 1
 
 
 def _end_quietly() -> int:

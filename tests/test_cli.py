@@ -113,7 +113,7 @@ def test_a_flag_sets_its_field(asked: Asked, flags: str, field: str, expected: o
         ("dp", "--loss-in-forward", DataParallelOptions(loss_in_forward=True)),
         ("dp", "--no-nccl", DataParallelOptions(nccl=False)),
         ("dp", "--input-on cpu", DataParallelOptions(input_on="cpu")),
-        ("dp", "--keep-replicas", DataParallelOptions(keep_replicas=True)),
+        ("dp", "--keep-replicas --evaluation", DataParallelOptions(keep_replicas=True)),
         ("ring", "--bucket-mb 8", RingOptions(bucket_bytes=8 * MIB)),
         (
             "ring",

@@ -53,5 +53,5 @@ def _no_table(call: Call, fabric: Fabric) -> str:
     known = ", ".join(fabric.profile_tables) or "none"
     return (
         f"no measured {call.collective} of {fabric.ranks} GPUs on {where}; measured: {known}. "
-        "Use --all-reduce nccl, or measure it with 'dpsim calibrate'."
+        "Use --all-reduce nccl, or add the table to the profile."
     )

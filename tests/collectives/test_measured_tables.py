@@ -78,7 +78,7 @@ def test_a_missing_table_lists_those_that_exist() -> None:
     assert str(error.value) == (
         "no measured all_reduce of 4 GPUs on 1 node; measured: all_reduce of 8 GPUs on 1 node, "
         "broadcast of 4 GPUs on 1 node. "
-        "Use --all-reduce nccl, or measure it with 'dpsim calibrate'."
+        "Use --all-reduce nccl, or add the table to the profile."
     )
 
 
