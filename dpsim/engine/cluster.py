@@ -118,7 +118,7 @@ class Cluster:
 
     def account(self, iteration: int, source: str, target: str, nbytes: int) -> None:
         """Count bytes on every link of a route, in the measured iteration only."""
-        if source != target:
+        if iteration == self.measured and source != target:
             self.account_route(iteration, self.machine.route(source, target), nbytes)
 
     def account_route(self, iteration: int, route: Route, nbytes: int) -> None:

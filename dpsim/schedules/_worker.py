@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpsim.engine import Cluster, Mark, Run, Slowdown, latest
+from dpsim.engine import Cluster, Run, Slowdown, Stream
 from dpsim.schedules._runs import ADD_BYTES, Hook, Runs
 from dpsim.timeline import Phase
 
@@ -88,17 +88,21 @@ class Worker:
         if not self.scenario.pinned_input:
             self.synchronise("input.to(device)")
 
-    def synchronise(self, name: str) -> None:
-        """Block the main thread until the compute stream is done."""
-        self.main.wait(self.compute.tail, name)
+    def synchronise(self, name: str, stream: Stream | None = None) -> None:
+        """Block the main thread until a stream is done; the compute stream if none is given."""
+        self.main.wait((stream or self.compute).tail, name)
         self.main.work(Phase.SYNC, name, self.host.ns(self.host.host.sync_s))
 
-    def item(self, name: str) -> None:
-        """Read a scalar: a small copy to the host, then a stream synchronise."""
+    def item(self, name: str, stream: Stream | None = None, gpu: str = "") -> None:
+        """Read a scalar: a small copy to the host, then a stream synchronise.
+
+        The scalar is on the worker's own GPU and compute stream, unless others are given.
+        """
+        stream = stream or self.compute
         self.main.work(Phase.SYNC, name, self.host.ns(self.host.host.copy_launch_s))
-        duration = self.cluster.copy_ns(self.gpu, self.home, SCALAR_BYTES)
-        self.compute.op(Phase.SYNC, name, self.main.now, duration)
-        self.synchronise(name)
+        duration = self.cluster.copy_ns(gpu or self.gpu, self.home, SCALAR_BYTES)
+        stream.op(Phase.SYNC, name, self.main.now, duration)
+        self.synchronise(name, stream)
 
     def forward(self) -> None:
         """Launch forward and the loss."""
@@ -146,7 +150,7 @@ class Worker:
             self.scenario.evaluation and self.scenario.sync != "none"
         ):
             self.item("loss.item()")
-        self.cluster.finish_step(self.rank, latest(self.compute.tail, Mark(0)))
+        self.cluster.finish_step(self.rank, self.compute.tail)
 
 
 def copy_hook(runs: Runs, after: int, name: str, nbytes: int, host: int) -> Hook:

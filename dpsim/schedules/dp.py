@@ -149,8 +149,7 @@ class DataParallel:
         sync = self.scenario.sync
         if self.options.keep_replicas:
             for replica in self.replicas:  # torch.cuda.synchronize on each
-                self.main.wait(replica.stream.tail, "synchronize")
-                self.main.work(Phase.SYNC, "synchronize", self.host.ns(self.costs.sync_s))
+                self.first.synchronise("synchronize", replica.stream)
         elif sync == "item-after-step" or (self._forward_only and sync != "none"):
             self._item()
         ends = [replica.stream.tail for replica in (self.root, self.out)]
@@ -302,13 +301,8 @@ class DataParallel:
 
     def _item(self) -> None:
         """Read the loss on the output device; on the CPU it is there."""
-        if self.on_cpu:
-            return
-        self.main.work(Phase.SYNC, "loss.item()", self.host.ns(self.costs.copy_launch_s))
-        duration = self.cluster.copy_ns(self.out.name, self.first.home, SCALAR_BYTES)
-        self.out.stream.op(Phase.SYNC, "loss.item()", self.main.now, duration)
-        self.main.wait(self.out.stream.tail, "loss.item()")
-        self.main.work(Phase.SYNC, "loss.item()", self.host.ns(self.costs.sync_s))
+        if not self.on_cpu:
+            self.first.item("loss.item()", self.out.stream, self.out.name)
 
     # Phases 10 to 15: backward
 
